@@ -1,0 +1,157 @@
+"""Every error Torchstone raises on purpose, as one tree.
+
+    TorchstoneError
+    ├── RequestError            the caller's fault or the service's state; carries an HTTP status
+    │   ├── InvalidRequest 422      the body or a parameter is malformed (with JSON pointers)
+    │   ├── BadRequest 400          not JSON at all, or a header that cannot be read
+    │   ├── NotFound 404
+    │   ├── Conflict 409
+    │   ├── Gone 410
+    │   ├── TooLarge 413
+    │   └── Unavailable 503         the store or the broker is out of reach (with Retry-After)
+    ├── JobError                what ends a job as `failed`; carries a code for `job.error.code`
+    │   ├── InvalidModel            the model cannot be built or run on its input
+    │   ├── WorkloadError           the experiment itself raised
+    │   ├── OutOfMemory
+    │   ├── TimedOut
+    │   ├── WorkerLost              the worker vanished, too often to try again
+    │   ├── ProcessDied             the job's process ended without a result (signal or exit code)
+    │   └── ArtifactFailed          a result file could not be stored
+    └── SetupError              this process cannot start as asked (data folder in use, no broker, unknown device)
+
+A RequestError becomes problem+json in `service/problems.py`; a JobError becomes `job.error`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypedDict
+
+
+class FieldError(TypedDict):
+    """One fault in a request: an RFC 6901 pointer into the body and a sentence."""
+
+    pointer: str
+    detail: str
+
+
+class TorchstoneError(Exception):
+    """The root: everything below is caught by this name."""
+
+
+class RequestError(TorchstoneError):
+    """A request that is answered with a problem document instead of what was asked for."""
+
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(
+        self, detail: str, *, errors: list[FieldError] | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.errors = errors or []
+        self.headers = headers or {}
+
+
+class BadRequest(RequestError):
+    """The request could not be read."""
+
+    status = 400
+    title = "Bad request"
+
+
+class InvalidRequest(RequestError):
+    """The request was read and is not acceptable."""
+
+    status = 422
+    title = "Invalid request"
+
+
+class NotFound(RequestError):
+    """No such thing."""
+
+    status = 404
+    title = "Not found"
+
+
+class Conflict(RequestError):
+    """The thing is in a state that forbids this."""
+
+    status = 409
+    title = "Conflict"
+
+
+class Gone(RequestError):
+    """It existed and was removed."""
+
+    status = 410
+    title = "Gone"
+
+
+class TooLarge(RequestError):
+    """The body is over the limit."""
+
+    status = 413
+    title = "Content too large"
+
+
+class Unavailable(RequestError):
+    """A part that this request needs is out of reach for now."""
+
+    status = 503
+    title = "Service unavailable"
+
+    def __init__(self, detail: str, *, retry_after_s: int = 2) -> None:
+        super().__init__(detail, headers={"Retry-After": str(retry_after_s)})
+
+
+class JobError(TorchstoneError):
+    """Ends a job as `failed`. `code` is the stable word in `job.error.code`."""
+
+    code: ClassVar[str] = "workload_error"
+
+
+class InvalidModel(JobError):
+    """The model cannot be built, or does not take its input."""
+
+    code = "invalid_model"
+
+
+class WorkloadError(JobError):
+    """The experiment raised."""
+
+    code = "workload_error"
+
+
+class OutOfMemory(JobError):
+    """The job asked for more memory than its host gives it."""
+
+    code = "out_of_memory"
+
+
+class TimedOut(JobError):
+    """The job ran for longer than its `timeout_s`."""
+
+    code = "timed_out"
+
+
+class WorkerLost(JobError):
+    """The worker vanished while it ran the job, and no attempt is left."""
+
+    code = "worker_lost"
+
+
+class ProcessDied(JobError):
+    """The job's process ended without handing over a result."""
+
+    code = "process_died"
+
+
+class ArtifactFailed(JobError):
+    """A file that the job made could not be stored."""
+
+    code = "artifact_failed"
+
+
+class SetupError(TorchstoneError):
+    """This process cannot start as asked; the message says what to do."""

@@ -1,0 +1,85 @@
+"""What a running experiment may ask of its surroundings: the `bench` that every workload is handed.
+
+    def run(spec: JitSpec, bench: Bench) -> Result:
+        bench.progress(done=3, total=10, unit="rounds")
+        path = bench.file("script.pt")            # write there ...
+        bench.keep(path, "application/octet-stream")   # ... and it becomes an artifact of the job
+        ...
+
+The bench knows the leased devices and their cores, a scratch folder, and a channel to the worker. It holds no torch
+objects: it can be made in any process (`Bench.local()` in tests and notebooks).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+
+
+def _drop(event: Event) -> None:
+    """Where nobody listens, progress goes nowhere."""
+
+
+@dataclass(frozen=True)
+class LeasedDevice:
+    """A device that this job holds: its name, its type, the cores that go with it, and a GPU's UUID."""
+
+    name: str
+    type: str
+    cores: tuple[int, ...]
+    uuid: str | None = None
+
+
+@dataclass
+class Bench:
+    """The surroundings of one attempt at one job."""
+
+    job_id: str
+    attempt: int
+    host: str
+    devices: list[LeasedDevice]
+    folder: Path
+    """Scratch folder of this attempt: removed afterwards; what was `keep`t is stored first."""
+    send: Callable[[Event], None] = _drop
+    kept: list[dict[str, str]] = field(default_factory=list)
+    _last_progress_s: float = 0.0
+
+    @classmethod
+    def local(cls, folder: Path, cores: tuple[int, ...] | None = None) -> Bench:
+        """A bench outside any worker: this process's own cores as one CPU device."""
+        cores = cores or tuple(sorted(os.sched_getaffinity(0)))
+        return cls("local", 1, "localhost", [LeasedDevice("cpu:0", "cpu", cores)], folder)
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """All cores of all leased devices, in order."""
+        return tuple(core for device in self.devices for core in device.cores)
+
+    def file(self, name: str) -> Path:
+        """A path in the scratch folder for a file called `name`."""
+        return self.folder / name
+
+    def keep(self, path: Path, media_type: str, name: str | None = None) -> None:
+        """Make the finished file at `path` an artifact of the job, under `name` (default: the file's own)."""
+        self.kept.append({"path": str(path), "name": name or path.name, "media_type": media_type})
+
+    def progress(
+        self, done: float, total: float | None, unit: str, eta_s: float | None = None, message: str = ""
+    ) -> None:
+        """Tell how far the work has come; more than five a second are dropped, except the last (done == total)."""
+        now = time.monotonic()
+        if now - self._last_progress_s < 0.2 and done != total:
+            return
+        self._last_progress_s = now
+        self.send(
+            {
+                "type": "progress",
+                "progress": {"done": done, "total": total, "unit": unit, "eta_s": eta_s, "message": message},
+            }
+        )
