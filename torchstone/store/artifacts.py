@@ -1,0 +1,85 @@
+"""Bytes that jobs made: content-addressed by SHA-256, in a local folder or an S3 bucket, by URL alone.
+
+    blobs = Blobs("file:///srv/torchstone/artifacts")
+    sha256, size = blobs.put(Path("script.pt"))           # written atomically; the same bytes are kept once
+    async for chunk in blobs.stream(sha256, 0, size): ...
+
+Which job names which bytes is in the `artifacts` table (`named`, `all_of`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import NotFoundError
+from obstore.store import LocalStore, from_url
+from sqlalchemy import Connection, select
+
+from torchstone.errors import SetupError
+from torchstone.store.schema import artifacts
+
+CHUNK_BYTES = 1 << 20
+
+
+class Blobs:
+    """The store of artifact bytes, by their SHA-256."""
+
+    def __init__(self, artifacts_url: str) -> None:
+        try:
+            self._local = urlsplit(artifacts_url).scheme == "file"
+            self._store: Any = (
+                LocalStore.from_url(artifacts_url, mkdir=True) if self._local else from_url(artifacts_url)
+            )
+        except Exception as error:
+            raise SetupError(f"artifacts URL {artifacts_url!r} cannot be opened: {error}") from error
+
+    def put(self, path: Path) -> tuple[str, int]:
+        """Store the file at `path`: its SHA-256 in hex and its size in bytes."""
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        size = path.stat().st_size
+        if self.size(sha256) != size:
+            # obstore writes to a temporary name (or a multipart upload) and renames: never half a blob.
+            obstore.put(self._store, _key(sha256), path)
+        return sha256, size
+
+    def size(self, sha256: str) -> int | None:
+        """Bytes of a blob; None if it is not there."""
+        try:
+            return int(obstore.head(self._store, _key(sha256))["size"])
+        except (NotFoundError, FileNotFoundError):
+            return None
+
+    async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
+        """The bytes [start, end) in chunks of about a MiB; at no time are they all in memory."""
+        for offset in range(start, end, CHUNK_BYTES):
+            chunk = await obstore.get_range_async(
+                self._store, _key(sha256), start=offset, end=min(offset + CHUNK_BYTES, end)
+            )
+            yield bytes(chunk)
+
+    def delete(self, sha256: str) -> None:
+        """Remove a blob that no job names any more."""
+        obstore.delete(self._store, _key(sha256))
+
+
+def _key(sha256: str) -> str:
+    return f"sha256/{sha256[:2]}/{sha256}"
+
+
+def all_of(conn: Connection, job_id: str) -> list[dict[str, Any]]:
+    """The artifacts of a job by name: name, media_type, bytes, sha256, created_us."""
+    query = select(artifacts).where(artifacts.c.job_id == job_id).order_by(artifacts.c.name)
+    return [dict(row) for row in conn.execute(query).mappings()]
+
+
+def named(conn: Connection, job_id: str, name: str) -> dict[str, Any] | None:
+    """One artifact's row, or None."""
+    query = select(artifacts).where(artifacts.c.job_id == job_id, artifacts.c.name == name)
+    row = conn.execute(query).mappings().first()
+    return dict(row) if row else None

@@ -1,0 +1,36 @@
+"""What happened to a job, in order: the source of SSE, with ids that a client can resume from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, insert, select
+
+from torchstone.jobs import rfc3339
+from torchstone.store.schema import events, now_us
+
+
+def add(conn: Connection, job_id: str, event_type: str, data: dict[str, Any]) -> None:
+    """Record one event, by the database's clock."""
+    conn.execute(
+        insert(events).values(job_id=job_id, at_us=now_us(), type=event_type, data=orjson.dumps(data).decode())
+    )
+
+
+def add_many(conn: Connection, rows: Sequence[tuple[str, int, str, dict[str, Any]]]) -> None:
+    """Record (job_id, at_us, type, data) rows in one statement."""
+    conn.execute(
+        insert(events),
+        [
+            {"job_id": job_id, "at_us": at_us, "type": event_type, "data": orjson.dumps(data).decode()}
+            for job_id, at_us, event_type, data in rows
+        ],
+    )
+
+
+def after(conn: Connection, job_id: str, last_id: int, limit: int = 500) -> list[dict[str, Any]]:
+    """The events of a job with ids over `last_id`, in order: id, at, type, data (JSON text)."""
+    query = select(events).where(events.c.job_id == job_id, events.c.id > last_id).order_by(events.c.id).limit(limit)
+    return [{"id": row.id, "at": rfc3339(row.at_us), "type": row.type, "data": row.data} for row in conn.execute(query)]

@@ -1,0 +1,124 @@
+"""The worker hosts: who registered with which devices, and who is still heard of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import Connection, func, insert, select, update
+
+from torchstone.jobs import rfc3339
+from torchstone.store.schema import hosts, jobs, now_us, placements
+
+
+@dataclass(frozen=True)
+class Host:
+    """A worker host as it registers: one run (`incarnation`) of one worker process on one machine."""
+
+    name: str
+    machine: str
+    incarnation: str
+    pid: int
+    pid_started: float
+    devices: list[dict[str, Any]]
+    memory_bytes: int
+    info: dict[str, Any]
+
+    def count(self, device_type: str) -> int:
+        """How many devices of a type it owns."""
+        return sum(device["type"] == device_type for device in self.devices)
+
+
+def register(conn: Connection, host: Host) -> None:
+    """Make `host` known as up, in place of any earlier run under the same name."""
+    values = {
+        "machine": host.machine,
+        "incarnation": host.incarnation,
+        "pid": host.pid,
+        "pid_started": host.pid_started,
+        "devices": orjson.dumps(host.devices).decode(),
+        "memory_bytes": host.memory_bytes,
+        "cuda_count": host.count("cuda"),
+        "cpu_count": host.count("cpu"),
+        "info": orjson.dumps(host.info).decode(),
+        "state": "up",
+        "registered_us": now_us(),
+        "seen_us": now_us(),
+    }
+    if conn.execute(update(hosts).where(hosts.c.name == host.name).values(values)).rowcount == 0:
+        conn.execute(insert(hosts).values(name=host.name, **values))
+
+
+def find(conn: Connection, name: str) -> dict[str, Any] | None:
+    """The row of a host by its name, with `silent_s`, the seconds since it was last heard of."""
+    silent_s = ((now_us() - hosts.c.seen_us) / 1e6).label("silent_s")
+    row = conn.execute(select(hosts, silent_s).where(hosts.c.name == name)).mappings().first()
+    return dict(row) if row else None
+
+
+def set_state(conn: Connection, name: str, incarnation: str, state: str) -> None:
+    """Say that this run of the host is `up`, `draining` or `down`."""
+    conn.execute(
+        update(hosts)
+        .where(hosts.c.name == name, hosts.c.incarnation == incarnation)
+        .values(state=state, seen_us=now_us())
+    )
+
+
+def living(conn: Connection, lease_s: float) -> list[dict[str, Any]]:
+    """Hosts that are up and were heard of within a lease: name, machine, cuda_count, cpu_count, memory_bytes."""
+    fresh = hosts.c.seen_us > now_us() - int(lease_s * 1e6)
+    columns = (hosts.c.name, hosts.c.machine, hosts.c.cuda_count, hosts.c.cpu_count, hosts.c.memory_bytes)
+    return [dict(row) for row in conn.execute(select(*columns).where(hosts.c.state == "up", fresh)).mappings()]
+
+
+def most_cuda(conn: Connection, lease_s: float) -> int:
+    """The most CUDA devices that any living host has: decides what `auto` means."""
+    fresh = hosts.c.seen_us > now_us() - int(lease_s * 1e6)
+    return conn.scalar(select(func.max(hosts.c.cuda_count)).where(hosts.c.state == "up", fresh)) or 0
+
+
+def inventory(conn: Connection, lease_s: float) -> list[dict[str, Any]]:
+    """Every host with its devices and, per device, the job that holds it: the body of GET /v1/devices."""
+    silent_s = ((now_us() - hosts.c.seen_us) / 1e6).label("silent_s")
+    held: dict[tuple[str, str], dict[str, Any]] = {}
+    exclusive: dict[str, str] = {}
+    query = (
+        select(
+            placements.c.machine,
+            placements.c.devices,
+            placements.c.exclusive,
+            placements.c.job_id,
+            placements.c.attempt,
+            placements.c.lease_until_us,
+        )
+        .join(jobs, jobs.c.id == placements.c.job_id)
+        .where(placements.c.released_us.is_(None))
+    )
+    for row in conn.execute(query):
+        holder = {"job": row.job_id, "attempt": row.attempt, "lease_until": rfc3339(row.lease_until_us)}
+        for device in orjson.loads(row.devices):
+            held[row.machine, device] = holder
+        if row.exclusive:
+            exclusive[row.machine] = row.job_id
+    items = []
+    for row in conn.execute(select(hosts, silent_s).order_by(hosts.c.name)).mappings():
+        state = row["state"] if row["state"] == "down" or row["silent_s"] < lease_s else "lost"
+        items.append(
+            {
+                "name": row["name"],
+                "machine": row["machine"],
+                "state": state,
+                "registered_at": rfc3339(row["registered_us"]),
+                "seen_at": rfc3339(row["seen_us"]),
+                "memory_bytes": row["memory_bytes"],
+                "isolated_by": exclusive.get(row["machine"]),
+                "devices": [
+                    {**device, "held_by": held.get((row["machine"], device["name"]))}
+                    for device in orjson.loads(row["devices"])
+                ],
+                "info": orjson.loads(row["info"]),
+            }
+        )
+    return items

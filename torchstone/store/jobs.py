@@ -1,0 +1,262 @@
+"""Jobs as rows: accept, read, list, cancel. Everything that a worker does to a job is in `leases`.
+
+new = NewJob.of(spec, memory_bytes=...)
+with store.write() as conn:
+    [stored] = jobs.insert_many(conn, [new])       # many at once share one commit
+with store.read() as conn:
+    jobs.get(conn, stored.job_id)             # the JSON document's parts, or None
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
+from uuid6 import uuid7
+
+from torchstone.errors import Conflict, InvalidRequest
+from torchstone.jobs import State, is_terminal, rfc3339
+from torchstone.scheduling import PRIORITIES
+from torchstone.specs import SPEC_VERSION, BaseSpec
+from torchstone.store import events
+from torchstone.store.schema import attempts, idempotency_keys, jobs, labels, now_us, placements, results
+
+MOST_AHEAD = 1000
+"""A queue position is counted up to here, so that polling costs the same however deep the queue is."""
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job about to be accepted: its row's values, and how a repeated request is recognised."""
+
+    job_id: str
+    row: dict[str, Any]
+    labels: dict[str, str]
+    idempotency_key: str | None
+    body_sha256: str
+
+    @classmethod
+    def of(
+        cls,
+        spec: BaseSpec,
+        *,
+        memory_bytes: int = 0,
+        owner: str | None = None,
+        idempotency_key: str | None = None,
+    ) -> NewJob:
+        """The row of a new job for a checked `spec`; `memory_bytes` is the least that it takes."""
+        job_id = str(uuid7())
+        text = spec.model_dump_json()
+        row = {
+            "id": job_id,
+            "kind": spec.model_dump(include={"kind"})["kind"],
+            "name": spec.name,
+            "labels": orjson.dumps(spec.labels).decode(),
+            "owner": owner,
+            "spec_version": SPEC_VERSION,
+            "spec": text,
+            "state": State.queued.value,
+            "priority": PRIORITIES[spec.priority.value],
+            "device_type": spec.devices.type,
+            "device_count": spec.devices.count,
+            "isolation": spec.isolation,
+            "memory_bytes": memory_bytes,
+            "timeout_s": spec.timeout_s,
+            "start_within_us": None if spec.start_within_s is None else int(spec.start_within_s * 1e6),
+        }
+        return cls(job_id, row, dict(spec.labels), idempotency_key, hashlib.sha256(text.encode()).hexdigest())
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The outcome of one NewJob: which job stands for it now, and whether it is the first request of its key."""
+
+    job_id: str
+    created: bool
+    key_reused: bool = False
+    """The Idempotency-Key was used before with another body: nothing was stored."""
+
+
+def insert_many(conn: Connection, new: Sequence[NewJob]) -> list[Stored]:
+    """Accept `new` jobs in one go; one Stored each, in order.
+
+    A key that was seen before, in the database or earlier in `new`, gives the job of then if the body is the same.
+    Raises IntegrityError when another process took a key in this very moment: run the transaction again.
+    """
+    known = _known_keys(conn, [job.idempotency_key for job in new if job.idempotency_key])
+    now = conn.scalar(select(now_us()))
+    assert now is not None
+    outcome: list[Stored] = []
+    fresh: list[NewJob] = []
+    for job in new:
+        key = job.idempotency_key
+        if key is not None and key in known:
+            job_id, body_sha256 = known[key]
+            same = body_sha256 == job.body_sha256
+            outcome.append(Stored(job_id, created=False, key_reused=not same))
+            continue
+        if key is not None:
+            known[key] = (job.job_id, job.body_sha256)
+        fresh.append(job)
+        outcome.append(Stored(job.job_id, created=True))
+    if fresh:
+        conn.execute(insert(jobs), [_row(job, now) for job in fresh])
+        label_rows = [{"key": k, "value": v, "job_id": job.job_id} for job in fresh for k, v in job.labels.items()]
+        if label_rows:
+            conn.execute(insert(labels), label_rows)
+        keys = [
+            {"key": job.idempotency_key, "body_sha256": job.body_sha256, "job_id": job.job_id}
+            for job in fresh
+            if job.idempotency_key is not None
+        ]
+        if keys:
+            conn.execute(insert(idempotency_keys), keys)
+        events.add_many(conn, [(job.job_id, now, "state", {"state": "queued"}) for job in fresh])
+    return outcome
+
+
+def _known_keys(conn: Connection, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+    if not keys:
+        return {}
+    query = select(idempotency_keys).where(idempotency_keys.c.key.in_(keys))
+    return {row.key: (row.job_id, row.body_sha256) for row in conn.execute(query)}
+
+
+def _row(job: NewJob, now: int) -> dict[str, Any]:
+    row = dict(job.row)
+    start_within_us = row.pop("start_within_us")
+    start_by_us = None if start_within_us is None else now + start_within_us
+    return {**row, "created_us": now, "rung_us": now, "start_by_us": start_by_us}
+
+
+_JOB = select(jobs, results.c.result).outerjoin(results, results.c.job_id == jobs.c.id)
+_SUMMARY = select(
+    *[c for c in jobs.c if c.name not in ("memory_bytes", "rung_us", "start_by_us", "lost")],
+)
+
+
+def get(conn: Connection, job_id: str) -> dict[str, Any] | None:
+    """The row of a job with `result` (JSON text or None) and `attempts` (list of dicts); None if there is none."""
+    row = conn.execute(_JOB.where(jobs.c.id == job_id)).mappings().first()
+    if row is None:
+        return None
+    return {**row, "attempts": attempts_of(conn, job_id) if row["attempt"] else []}
+
+
+def state_of(conn: Connection, job_id: str) -> str | None:
+    """Only the state of a job: what a long poll looks at."""
+    return conn.scalar(select(jobs.c.state).where(jobs.c.id == job_id))
+
+
+def states_of(conn: Connection, job_ids: Sequence[str]) -> dict[str, str]:
+    """The states of many jobs at once, by id: one query for everybody who waits in this process."""
+    query = select(jobs.c.id, jobs.c.state).where(jobs.c.id.in_(job_ids))
+    return {row.id: row.state for row in conn.execute(query)}
+
+
+def attempts_of(conn: Connection, job_id: str) -> list[dict[str, Any]]:
+    """The attempts of a job in order, in the shape of `torchstone.jobs.Attempt`."""
+    query = (
+        select(attempts, placements.c.host, placements.c.devices)
+        .outerjoin(
+            placements, and_(placements.c.job_id == attempts.c.job_id, placements.c.attempt == attempts.c.number)
+        )
+        .where(attempts.c.job_id == job_id)
+        .order_by(attempts.c.number)
+    )
+    return [
+        {
+            "number": row.number,
+            "host": row.host,
+            "devices": orjson.loads(row.devices) if row.devices else [],
+            "started_at": rfc3339(row.started_us),
+            "finished_at": rfc3339(row.finished_us),
+            "outcome": row.outcome,
+            "reason": row.reason,
+        }
+        for row in conn.execute(query)
+    ]
+
+
+def page(
+    conn: Connection,
+    *,
+    states: Sequence[str] = (),
+    kind: str | None = None,
+    label: tuple[str, str] | None = None,
+    before: str | None = None,
+    limit: int = 50,
+) -> list[dict[str, Any]]:
+    """Up to `limit` jobs, newest first, older than the id `before`; rows without their results.
+
+    A keyset page: each filter has an index that ends in the id, so the cost is flat at any depth.
+    """
+    query = _SUMMARY
+    column: ColumnElement[str] = jobs.c.id
+    if label is not None:
+        column = labels.c.job_id
+        query = query.join(labels, labels.c.job_id == jobs.c.id).where(
+            labels.c.key == label[0], labels.c.value == label[1]
+        )
+    if states:
+        query = query.where(jobs.c.state.in_(states))
+    if kind is not None:
+        query = query.where(jobs.c.kind == kind)
+    if before is not None:
+        query = query.where(column < before)
+    return [dict(row) for row in conn.execute(query.order_by(column.desc()).limit(limit)).mappings()]
+
+
+def ahead_of(conn: Connection, job_id: str, priority: int) -> int:
+    """How many queued jobs come before this one, counted up to MOST_AHEAD."""
+    earlier = or_(jobs.c.priority > priority, and_(jobs.c.priority == priority, jobs.c.id < job_id))
+    first = select(jobs.c.id).where(jobs.c.state == "queued", earlier).limit(MOST_AHEAD).subquery()
+    return conn.scalar(select(func.count()).select_from(first)) or 0
+
+
+def cancel(conn: Connection, job_id: str) -> str | None:
+    """Ask for an end: queued -> canceled at once, running -> canceling; the state now, None if there is no such job.
+
+    Asking again while it is canceling is harmless. Raises Conflict when the job has already ended.
+    """
+    for old, new in ((State.queued, State.canceled), (State.running, State.canceling)):
+        values: dict[str, Any] = {"state": new.value}
+        if is_terminal(new):
+            values["finished_us"] = now_us()
+        if conn.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == old.value).values(values)).rowcount:
+            events.add(conn, job_id, "state", {"state": new.value})
+            return new.value
+    state = state_of(conn, job_id)
+    if state is not None and state != State.canceling:
+        raise Conflict(f"the job has already ended: it is {state}")
+    return state
+
+
+def check_capacity(spec: BaseSpec, memory_bytes: int, hosts: Sequence[dict[str, Any]]) -> None:
+    """Refuse what no registered host could ever run; with no host registered yet, anything may wait.
+
+    `hosts` as from `hosts.living`. Raises InvalidRequest with a pointer.
+    """
+    if not hosts:
+        return
+    wanted, count = spec.devices.type, spec.devices.count
+    most = {kind: max(host[f"{kind}_count"] for host in hosts) for kind in ("cuda", "cpu")}
+    reachable = max(most.values()) if wanted == "auto" else most[wanted]
+    if reachable == 0:
+        detail = f"no registered host has a {wanted} device"
+        raise InvalidRequest(detail, errors=[{"pointer": "/devices/type", "detail": detail}])
+    if count > reachable:
+        kind = "" if wanted == "auto" else f"{wanted} "
+        detail = f"{count} {kind}devices asked for; the most that one registered host has is {reachable}"
+        raise InvalidRequest(detail, errors=[{"pointer": "/devices/count", "detail": detail}])
+    biggest = max(host["memory_bytes"] for host in hosts)
+    if memory_bytes > biggest:
+        detail = (
+            f"the model needs at least {memory_bytes / 1e9:.1f} GB; "
+            f"the most that a registered host gives a job is {biggest / 1e9:.1f} GB"
+        )
+        raise InvalidRequest(detail, errors=[{"pointer": "/model", "detail": detail}])

@@ -1,0 +1,60 @@
+"""Alembic, run from code: `migrate(url)` brings a database to the newest schema, `require_current_schema` checks it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, text
+
+from torchstone.errors import SetupError
+from torchstone.store.engine import Store
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+_MIGRATIONS = Path(__file__).parent / "migrations"
+_ADVISORY_LOCK = 7086331524900
+
+
+def migrate(database_url: str) -> str:
+    """Apply every missing migration; safe to run twice and by two processes at once. The revision it ends at."""
+    from alembic import command
+
+    store = Store(database_url)
+    try:
+        with store.write() as conn:
+            if not store.is_sqlite:
+                conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
+            config = _config()
+            config.attributes["connection"] = conn
+            command.upgrade(config, "head")
+            return _revision(conn) or ""
+    finally:
+        store.dispose()
+
+
+def require_current_schema(store: Store) -> None:
+    """Raise SetupError unless the database has exactly the schema that this code was written for."""
+    from alembic.script import ScriptDirectory
+
+    head = ScriptDirectory.from_config(_config()).get_current_head()
+    with store.read() as conn:
+        found = _revision(conn)
+    if found != head:
+        have = f"is at revision {found}" if found else "has no Torchstone tables"
+        raise SetupError(f"the database {have}; this version needs {head}: run `torchstone migrate` first")
+
+
+def _config() -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    return config
+
+
+def _revision(conn: Connection) -> str | None:
+    from alembic.migration import MigrationContext
+
+    return MigrationContext.configure(conn).get_current_revision()
