@@ -57,12 +57,12 @@ def resolve_type(waiting: Waiting, host_cuda: int, most_cuda: int) -> str:
 
 
 def is_exclusive(isolation: str, device_type: str) -> bool:
-    """Whether nobody else may run on the machine: asked for, or timing on CPU devices, which share caches and memory."""
+    """Whether nobody else may run on the machine: asked for, or timing on CPU devices, which share caches."""
     return isolation == "host" or (isolation == "auto" and device_type == "cpu")
 
 
 def choose(host: HostView, waiting: Iterable[Waiting]) -> Choice | None:
-    """The job to start on `host` now, from `waiting` in the order in which they should run; None: nothing, or not yet."""
+    """The job to start on `host` now, from `waiting` in the order in which they should run; None: not yet."""
     if host.taken_whole:
         return None
     for job in waiting:

@@ -96,12 +96,12 @@ def inventory(conn: Connection, lease_s: float) -> list[dict[str, Any]]:
         .join(jobs, jobs.c.id == placements.c.job_id)
         .where(placements.c.released_us.is_(None))
     )
-    for row in conn.execute(query):
-        holder = {"job": row.job_id, "attempt": row.attempt, "lease_until": rfc3339(row.lease_until_us)}
-        for device in orjson.loads(row.devices):
-            held[row.machine, device] = holder
-        if row.exclusive:
-            exclusive[row.machine] = row.job_id
+    for placed in conn.execute(query):
+        holder = {"job": placed.job_id, "attempt": placed.attempt, "lease_until": rfc3339(placed.lease_until_us)}
+        for device in orjson.loads(placed.devices):
+            held[placed.machine, device] = holder
+        if placed.exclusive:
+            exclusive[placed.machine] = placed.job_id
     items = []
     for row in conn.execute(select(hosts, silent_s).order_by(hosts.c.name)).mappings():
         state = row["state"] if row["state"] == "down" or row["silent_s"] < lease_s else "lost"

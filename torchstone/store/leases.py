@@ -138,7 +138,7 @@ def renew(conn: Connection, host: str, incarnation: str, lease_s: float) -> None
 
 
 def held(conn: Connection, host: str, incarnation: str) -> dict[tuple[str, int], str]:
-    """The state of every job that this run of the host holds, by (job_id, attempt): who must be cancelled, who is gone."""
+    """The state of each job that this run of the host holds, by (job_id, attempt): which to cancel, which are gone."""
     query = (
         select(placements.c.job_id, placements.c.attempt, jobs.c.state)
         .join(jobs, jobs.c.id == placements.c.job_id)

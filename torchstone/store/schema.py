@@ -3,8 +3,8 @@
 Times are microseconds since 1970 (UTC) by the database's clock (`now_us()`), so that they sort and compare the same in
 both. Specs, results and other documents are JSON text that passes through unparsed.
 
-`jobs` says what is true now; `attempts` and `placements` say who tried where, and until when they may; `events` say what
-happened, in order. `hosts` are the workers that registered. The shape is changed only by a migration.
+`jobs` says what is true now; `attempts` and `placements` say who tried where, and until when they may; `events` say
+what happened, in order. `hosts` are the workers that registered. The shape is changed only by a migration.
 """
 
 from __future__ import annotations
