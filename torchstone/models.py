@@ -1,29 +1,140 @@
-"""The models that a spec can name: a preset of the chapter, or a list of torch.nn layers."""
+"""The models that a spec can name: a preset of the chapter, or a list of torch.nn layers.
+
+    {"preset": "lenet"}
+    {"layers": [{"type": "Linear", "in_features": 512, "out_features": 2}], "input_shape": [512], "init": "zeros"}
+
+A list of layers is checked against its input's shape, layer by layer and without torch, while the spec is parsed: a
+layer that does not fit is refused with a pointer to it. What is known of a model before anyone builds it (parameters,
+activations, shapes) is in `torchstone.facts`.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, WrapValidator, model_validator
 
-from torchstone.strict import Strict
+from torchstone.arguments import LIMIT, Size
+from torchstone.layers import LAYERS, Layer, layer_schema, parse_layer
+from torchstone.shapes import Misfit, Shape
+from torchstone.strict import Strict, refusal
 
 Init = Literal["default", "zeros", "normal"]
+
+
+def _preset_init(preset: str | None) -> Init:
+    return "default" if preset == "mlp" else "normal"
 
 
 class PresetModel(Strict):
     """One of the chapter's networks."""
 
     preset: Literal["mlp", "lenet", "resnet18"]
-    init: Init | None = None
+    init: Init | None = Field(
+        default_factory=lambda others: _preset_init(others.get("preset")),
+        description="Initial weights: torch's default, all zeros, or N(0, 0.01) with zero biases. "
+        "Unless given: default for mlp, normal for lenet and resnet18, as the chapter has them.",
+    )
+
+    @property
+    def initial(self) -> Init:
+        """`init` with the preset's own choice filled in."""
+        return self.init or _preset_init(self.preset)
+
+
+def _layer(body: Any, _: Any) -> dict[str, Any]:
+    return parse_layer(body).model_dump()
+
+
+LayerBody = Annotated[dict[str, Any], WrapValidator(_layer, json_schema_input_type=layer_schema())]
 
 
 class LayersModel(Strict):
     """torch.nn layers, one after another."""
 
-    layers: list[dict[str, Any]] = Field(min_length=1, max_length=512)
-    input_shape: list[int] = Field(min_length=1, max_length=8)
-    init: Init = "default"
+    layers: list[LayerBody] = Field(min_length=1, max_length=512)
+    input_shape: list[Size] = Field(min_length=1, max_length=8, description="Of one sample: without the batch.")
+    init: Init = Field("default", description="Initial weights; zeros = every parameter 0, normal = N(0, 0.01).")
+    example_input: list[Any] | None = Field(
+        None, description="One sample, nested as input_shape says, to run on in place of random numbers."
+    )
+
+    @property
+    def initial(self) -> Init:
+        """The initial weights to give it."""
+        return self.init
+
+    @property
+    def parsed(self) -> list[Layer]:
+        """The layers as checked arguments."""
+        return [parse_layer(body) for body in self.layers]
+
+    @model_validator(mode="after")
+    def _layers_fit(self) -> Self:
+        layers, shape = self.parsed, tuple(self.input_shape)
+        own_tensor = False
+        for index, layer in enumerate(layers):
+            row = LAYERS[layer.type]
+            if layer.type == "Embedding" and index:
+                raise refusal([(("layers", index), f"layer {index} (Embedding) must come first: it takes integers")])
+            if getattr(layer, "inplace", False) and not own_tensor:
+                detail = "in place it would overwrite the model's own input; set it to false"
+                raise refusal([(("layers", index, "inplace"), detail)])
+            own_tensor = own_tensor or not row.aliases
+            shape = _next_shape(index, layer, shape)
+        if self.example_input is not None:
+            high = getattr(layers[0], "num_embeddings", None)
+            fault = _example_fault(self.example_input, tuple(self.input_shape), high)
+            if fault:
+                raise refusal([(("example_input",), fault)])
+        return self
 
 
-ModelSpec = PresetModel | LayersModel
+def _next_shape(index: int, layer: Layer, shape: Shape) -> Shape:
+    try:
+        after = LAYERS[layer.type].shape(layer, shape)
+    except Misfit as misfit:
+        detail = f"layer {index} ({layer.type}) expects {misfit.expects} but gets {list(shape)}"
+        raise refusal([(("layers", index), detail)]) from None
+    if math.prod(after) > LIMIT**2:
+        detail = f"layer {index} ({layer.type}) makes {list(after)} of one sample, which no machine can hold"
+        raise refusal([(("layers", index), detail)])
+    return after
+
+
+def _example_fault(value: Any, shape: Shape, high: int | None) -> str | None:
+    """What is wrong with `value` as a nested list of numbers of this shape (integers under `high`, where given)."""
+    if shape:
+        if not isinstance(value, list) or len(value) != shape[0]:
+            return f"must be nested lists of the shape of input_shape; a list of {shape[0]} is missing somewhere"
+        return next((fault for item in value if (fault := _example_fault(item, shape[1:], high))), None)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return "must hold finite numbers only"
+    if high is not None and (not isinstance(value, int) or not 0 <= value < high):
+        return f"must hold integers from 0 to {high - 1} for the Embedding"
+    return None
+
+
+PLANNED = {
+    "upload": "models that were uploaded cannot be named yet; for now name a preset or list the layers",
+    "library": "models of other libraries cannot be named yet; for now name a preset or list the layers",
+}
+
+
+def _model(body: Any, _: Any) -> PresetModel | LayersModel:
+    """Choose the class by the key that is there, so that every fault points into what the client wrote."""
+    if isinstance(body, (PresetModel, LayersModel)):
+        return body
+    if not isinstance(body, dict):
+        raise refusal([((), 'must be an object such as {"preset": "mlp"}')])
+    ways = [key for key in ("preset", "layers", *PLANNED) if key in body]
+    if len(ways) != 1:
+        found = f"has {' and '.join(ways)}" if ways else "has neither"
+        raise refusal([((), f"must name a model in one way, by preset or by layers; this one {found}")])
+    if ways[0] in PLANNED:
+        raise refusal([((ways[0],), PLANNED[ways[0]])])
+    return (PresetModel if ways[0] == "preset" else LayersModel).model_validate(body)
+
+
+ModelSpec = Annotated[PresetModel | LayersModel, WrapValidator(_model)]
