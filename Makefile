@@ -1,0 +1,60 @@
+# What people and CI run. Running a target twice is quick and harmless.
+#
+#   make setup    .venv with everything in it, exact versions from constraints.txt
+#   make demo     a job end to end, on free ports in a scratch folder, everything stopped afterwards
+#   make up       Torchstone on http://127.0.0.1:8000 until Ctrl-C
+#   make test     lint, then every test
+#
+# PYTHON=... names another interpreter than the first fitting one on PATH.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup up demo test lint clean
+
+STAMP := .venv/.installed
+BIN := .venv/bin
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@python="$(PYTHON)"; \
+	fits='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; \
+	for candidate in $${python:-python3.13 python3.12 python3.11 python3}; do \
+	  if command -v "$$candidate" >/dev/null && "$$candidate" -c "$$fits"; then chosen=$$candidate; break; fi; \
+	done; \
+	if [ -z "$${chosen:-}" ]; then \
+	  found=$$($${python:-python3} --version 2>&1 || true); \
+	  echo "Torchstone needs Python 3.11, 3.12 or 3.13; found: $$found." >&2; \
+	  echo "Install one, or name it: make setup PYTHON=/path/to/python3.12" >&2; exit 1; \
+	fi; \
+	if ! "$$chosen" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "$$chosen cannot make virtual environments: install its venv package (Debian: $$chosen-venv)." >&2; exit 1; \
+	fi; \
+	if ! [ -x $(BIN)/python ] || ! $(BIN)/python -c "$$fits"; then "$$chosen" -m venv --clear .venv; fi
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[service,worker,dev]'
+	@touch $@
+	@echo "ready: $(BIN)/torchstone, with $$($(BIN)/python --version)"
+
+up: setup
+	$(BIN)/torchstone up
+
+demo: setup
+	@demo/demo.sh
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: setup lint
+	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

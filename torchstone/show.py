@@ -1,0 +1,127 @@
+"""What the command line shows to people: tables, a progress line, errors.
+
+    with show.progress(job_id) as on_progress:
+        job = client.wait(job_id, on_progress)
+
+A finished job's table is `torchstone.render.text`, the same that the service serves as result.txt. Progress is a bar on
+a terminal, and elsewhere a line for every change of state and every tenth of the way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from torchstone.errors import RequestError, TorchstoneError
+
+Json = dict[str, Any]
+
+
+def error(problem: TorchstoneError) -> None:
+    """An error on stderr, with one line for every fault that the service pointed at."""
+    print(f"torchstone: {problem}", file=sys.stderr)
+    if isinstance(problem, RequestError):
+        for fault in problem.errors:
+            print(f"  {fault['pointer'] or '(the body)'}: {fault['detail']}", file=sys.stderr)
+
+
+def as_json(value: Any) -> None:
+    """Indented JSON on stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def jobs(found: Sequence[Json]) -> None:
+    """One line for every job."""
+    rows = [(j["id"], j["kind"], j["state"], j["created_at"][:19].replace("T", " "), j["name"] or "") for j in found]
+    _table(("id", "kind", "state", "created (UTC)", "name"), rows)
+
+
+def devices(hosts: Sequence[Json]) -> None:
+    """One line for every device of every host."""
+    rows = [
+        (
+            host["name"],
+            host["state"],
+            device["name"],
+            _description(device),
+            (device.get("held_by") or {}).get("job", ""),
+        )
+        for host in hosts
+        for device in host["devices"]
+    ]
+    _table(("host", "state", "device", "what", "held by"), rows)
+
+
+def kinds(found: Sequence[Json]) -> None:
+    """Every kind with a spec that can be submitted as it stands."""
+    for kind in found:
+        print(f"{kind['kind']}\n  {json.dumps(kind['example'], ensure_ascii=False)}")
+
+
+@contextlib.contextmanager
+def progress(job_id: str) -> Iterator[Callable[[Json], None]]:
+    """A callback for `Client.wait` that shows how far the job is, on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines(job_id)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[detail]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(job_id[:8], total=None, detail="")
+
+        def on_progress(job: Json) -> None:
+            done, total, detail = _progress_of(job)
+            bar.update(task, description=job["state"], completed=done, total=total, detail=detail)
+
+        yield on_progress
+
+
+class _Lines:
+    """Progress where there is no terminal: a line when there is news."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._last: tuple[str, int] | None = None
+
+    def __call__(self, job: Json) -> None:
+        done, total, detail = _progress_of(job)
+        news = (job["state"], int(10 * done / total) if total else 0)
+        if news != self._last:
+            print(" ".join(word for word in (self._job_id, job["state"], detail) if word), file=sys.stderr, flush=True)
+        self._last = news
+
+
+def _progress_of(job: Json) -> tuple[float, float | None, str]:
+    waiting = job.get("waiting_for") or {}
+    if job["state"] == "queued":
+        return 0, None, str(waiting.get("reason") or "")
+    now = job.get("progress") or {}
+    done, total = now.get("done") or 0, now.get("total")
+    if job["state"] != "running" or not now:
+        return done, total, ""
+    of = f"{done:g}/{total:g}" if total else f"{done:g}"
+    return done, total, " ".join(word for word in (of, now.get("unit") or "", now.get("message") or "") if word)
+
+
+def _description(device: Json) -> str:
+    cores = device.get("cores")
+    if cores:
+        return f"{len(cores)} core{'s' if len(cores) > 1 else ''}"
+    return str(device.get("product") or device.get("uuid") or "")
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in header:
+        table.add_column(name, no_wrap=True, overflow="ignore")
+    for row in rows:
+        table.add_row(*row)
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(table)
