@@ -1,0 +1,61 @@
+"""Logging of one process, set up once by whoever starts it: structlog and the standard library in the same lines.
+
+    configure_logging(settings.log_level, "api")
+    structlog.get_logger(__name__).info("job accepted", job_id="01938c5e-...")
+    # 2026-11-29T20:03:13.123Z [info] job accepted job_id=01938c5e-... part=api
+
+Lines go to stderr: stdout stays free for what a command was asked to print. Context that was bound with
+`structlog.contextvars.bind_contextvars(job_id=...)` stands on every line, those of libraries too.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+_QUIET = ("kombu", "amqp", "asyncio", "httpx", "httpcore", "sse_starlette", "alembic")
+"""Libraries that say much at info; they are heard from warning on."""
+
+
+def configure_logging(level: str, part: str) -> None:
+    """Send every log line of this process from `level` on to stderr, marked with its `part` (api, worker, ...)."""
+
+    def mark(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event.setdefault("part", part)
+        return event
+
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        mark,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    renderer = structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), pad_event_to=0, pad_level=False, exception_formatter=structlog.dev.plain_traceback
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
