@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@python="$(PYTHON)"; \
 	fits='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; \
 	for candidate in $${python:-python3.13 python3.12 python3.11 python3}; do \
-	  if command -v "$$candidate" >/dev/null && "$$candidate" -c "$$fits"; then chosen=$$candidate; break; fi; \
+	  if command -v "$$candidate" >/dev/null && "$$candidate" -c "$$fits" 2>/dev/null; then chosen=$$candidate; break; fi; \
 	done; \
 	if [ -z "$${chosen:-}" ]; then \
 	  found=$$($${python:-python3} --version 2>&1 || true); \

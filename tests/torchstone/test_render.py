@@ -1,0 +1,182 @@
+"""The table and the CSV, on a result with every section filled, on odd ones, and on jobs in every state."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.torchstone.sample_jobs import full_result, job, timing
+from torchstone import render
+from torchstone.columns import aligned
+from torchstone.jobs import State
+from torchstone.quantities import error, number, quantity, scale
+from torchstone.results import Comparison, Result
+
+
+def row_of(text: str, *words: str) -> str:
+    """The one line that begins with these words."""
+    pattern = re.compile(r"\s*" + r"\s+".join(map(re.escape, words)) + r"(\s|$)")
+    (line,) = [line for line in text.splitlines() if pattern.match(line)]
+    return line
+
+
+def test_a_timing_stands_in_one_row_with_its_speedup_and_its_check() -> None:
+    text = render.text(job(result=full_result()))
+    script = row_of(text, "script", "1", "240")
+    assert re.search(r"15\.00  14\.25 \.\. 16\.50 .*1\.333x  1\.300 \.\. 1\.360  faster +equal bit by bit", script)
+    assert row_of(text, "eager", "1", "240").endswith("baseline")
+    assert row_of(text, "trace", "1").endswith("withheld (its output differs)  FAILED")
+    assert "median µs" in text
+
+
+def test_nothing_of_a_result_is_left_out() -> None:
+    text = render.text(job(result=full_result()))
+    for piece in (
+        "Example CPU @ 2.4 GHz, cores 0, 1 of 4, 16 GB, Linux-6.1, 2 threads",
+        "torch 2.13.0, numpy 2.4.6, torchstone 0.1.0, Python 3.11.7",
+        "cpu:0 on a",
+        "12.50 GB/s",
+        "one device only",
+        "3 by epoch",
+        "aten::mm, in place",
+        "this host has no CUDA device",
+        "quality: suspect, noise floor 3.12 %",
+        "at batch_size=1, noise_floor 0.03123, asked 0.01000",
+        "one-sided NaN",
+        "662,104",
+    ):
+        assert piece in text, piece
+
+
+def test_a_comparison_that_fits_no_timing_has_a_section_of_its_own() -> None:
+    assert row_of(render.text(job(result=full_result())), "scaling", "ddp", "single").endswith("1.800 .. 2.000  faster")
+
+
+def test_a_second_baseline_is_not_lost() -> None:
+    def against(baseline: str) -> Comparison:
+        return Comparison(
+            name="latency",
+            of="script",
+            against=baseline,
+            at={"batch_size": 1},
+            speedup=1.5,
+            ci95=None,
+            noise_floor=None,
+            verdict="inconclusive",
+        )
+
+    result = Result(timings=[timing("script", 1e-3)], comparisons=[against("eager"), against("trace")])
+    assert "trace" in row_of(render.text(job(result=result)), "latency", "script")
+
+
+@pytest.mark.parametrize("state", [*State])
+def test_every_state_can_be_shown(state: State) -> None:
+    assert state.value in render.text(job(state.value))
+    assert next(csv.reader(io.StringIO(render.csv(job(state.value))))) == [
+        "section",
+        "name",
+        "of",
+        "field",
+        "value",
+        "unit",
+    ]
+
+
+def test_a_failed_job_says_why_and_shows_what_was_measured() -> None:
+    result = Result(timings=[timing("eager", 1e-3)])
+    text = render.text(job("failed", result, error={"code": "timed_out", "message": "over 5 s"}))
+    assert "failed: timed_out: over 5 s" in text
+    assert "1.000" in row_of(text, "eager")
+
+
+def test_a_queued_job_says_what_it_waits_for() -> None:
+    text = render.text(job("queued", waiting_for={"position": 3, "reason": "cpu:0 is busy"}))
+    assert "queued, position 3: cpu:0 is busy" in text
+
+
+def test_names_cannot_steer_a_terminal() -> None:
+    text = render.text(job("queued", name="\x1b[2Jgone\nsecond line"))
+    assert "\x1b" not in text
+    assert "second line" in text.splitlines()[0]
+
+
+def test_the_csv_is_one_row_for_every_number_and_quotes_what_it_must() -> None:
+    rows = list(csv.DictReader(io.StringIO(render.csv(job(result=full_result(), name='a "b", c')))))
+
+    def value(section: str, field: str, **at: str) -> tuple[str, str]:
+        (row,) = [
+            row
+            for row in rows
+            if row["section"] == section
+            and row["field"] == field
+            and all(row[k.replace("__", ".")] == v for k, v in at.items())
+        ]
+        return row["value"], row["unit"]
+
+    assert value("job", "name") == ('a "b", c', "")
+    assert value("timings", "median", of="eager", at__batch_size="8") == ("4e-05", "s")
+    assert value("timings", "ci95_low", of="script") == ("1.485e-05", "s")
+    assert value("timings", "n", of="script") == ("240", "")
+    assert value("curves", "accuracy", of="ddp", at__epoch="2") == ("", "")
+    assert value("figures", "value", of="memory") == ("12500000000.0", "B/s")
+    assert value("figures", "bytes", of="memory") == (str(1 << 30), "")
+    assert value("tables", "op", at__row="0") == ("aten::mm, in place", "")
+    assert value("checks", "passed", of="trace") == ("false", "")
+    assert value("quality", "evidence.noise_floor") == ("0.031234", "")
+    assert value("environment", "torch.threads") == ("2", "")
+
+
+def test_a_result_with_a_nan_is_shown_as_missing() -> None:
+    result = Result(timings=[timing("eager", 1e-3, p90=float("nan")), timing("script", 1e-3)])
+    assert "  -  " in row_of(render.text(job(result=result)), "eager")
+
+
+def test_quantities() -> None:
+    assert [number(v) for v in (0, 3.0, 12.3456, 0.0012345, 123456.7, 1e-7, None)] == [
+        "0",
+        "3",
+        "12.35",
+        "0.001234",
+        "123457",
+        "1e-07",
+        "-",
+    ]
+    assert scale([3e-5, 2e-2], "s").unit == "µs"
+    assert scale([None, 0.0], "s").unit == "s"
+    assert scale([5e-10], "s").unit == "ns"
+    assert [quantity(5.1e9, "B/s"), quantity(0.5, "1"), quantity(60000, "samples"), quantity(12, "bytes")] == [
+        "5.100 GB/s",
+        "0.5000",
+        "60000 samples",
+        "12 B",
+    ]
+    assert [error(0.0), error(1.23e-7), error(None)] == ["0", "1.2e-07", "-"]
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True) | st.none())
+def test_any_number_can_be_written(value: float | None) -> None:
+    assert number(value)
+    assert quantity(value, "s")
+    assert quantity(value, "B/s")
+
+
+@given(st.lists(st.lists(st.text("ab1.-", max_size=5), min_size=2, max_size=2), max_size=5))
+def test_columns_line_up(rows: list[list[str]]) -> None:
+    lines = aligned(["first", "second"], rows)
+    assert len(lines) == len(rows) + 2
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_rendering_needs_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys, torchstone.render; sys.exit(any(n in sys.modules for n in ('torch', 'numpy', 'rich', 'fastapi')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0

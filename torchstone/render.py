@@ -1,0 +1,320 @@
+"""A job as text that one would paste into a pull request, and as CSV: written once for every kind of experiment.
+
+    print(text(job))            # the aligned table of GET /v1/jobs/ID/result.txt and of `torchstone get`
+    csv(job)                    # the long tidy table of result.csv; see torchstone.tidy
+
+Both take the job as it is on the wire, in any state, and rely on nothing but the one Result shape: they name no kind,
+no contestant and no figure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torchstone.columns import aligned
+from torchstone.quantities import Scale, error, measure, number, quantity, scale
+from torchstone.tidy import csv
+
+__all__ = ["csv", "text"]
+
+Json = Mapping[str, Any]
+_MOST_ROWS = 40
+
+
+def text(job: Json) -> str:
+    """The whole job as plain text, sections divided by empty lines; it ends with a newline."""
+    result = job.get("result") or {}
+    sections = [
+        _header(job, result),
+        *_timings(result),
+        _comparisons(result),
+        _checks(result),
+        _figures(result),
+        _curves(result),
+        _spans(result),
+        *_tables(result),
+        _skipped(result),
+        _quality(result),
+        _artifacts(result),
+    ]
+    return "\n\n".join("\n".join(map(_plain, section)) for section in sections if section) + "\n"
+
+
+# -- the head ---------------------------------------------------------------------------------------------------
+
+
+def _header(job: Json, result: Json) -> list[str]:
+    title = f"{job['kind']} {job['id']}" + (f" ({job['name']})" if job.get("name") else "")
+    facts = [("state", _state(job))]
+    attempts = job.get("attempts") or []
+    hosts = (result.get("environment") or {}).get("hosts") or []
+    facts += [("machine", line) for line in filter(None, map(_machine, hosts))]
+    if attempts:
+        where = f"{', '.join(attempts[-1]['devices'])} on {attempts[-1]['host']}"
+        tries = f", attempt {attempts[-1]['number']}" if attempts[-1]["number"] > 1 else ""
+        facts.append(("devices", where + tries))
+    facts += [("software", line) for line in dict.fromkeys(filter(None, map(_software, hosts)))]
+    if job.get("finished_at"):
+        facts.append(("finished", str(job["finished_at"])[:19].replace("T", " ") + " UTC"))
+    return [title, *(f"  {name:<9} {fact}" for name, fact in facts)]
+
+
+def _state(job: Json) -> str:
+    state = str(job["state"])
+    fault, progress, waiting = job.get("error"), job.get("progress"), job.get("waiting_for")
+    if fault:
+        return f"{state}: {fault.get('code')}: {fault.get('message')}"
+    if state == "queued" and waiting:
+        place = f", position {waiting['position']}" if waiting.get("position") is not None else ""
+        return f"{state}{place}: {waiting.get('reason', '')}"
+    if state == "running" and progress and progress.get("total"):
+        return f"{state}: {progress['done']:g} of {progress['total']:g} {progress.get('unit', '')}".rstrip()
+    return state
+
+
+def _machine(host: Json) -> str:
+    cores = host.get("cores")
+    used = f"cores {', '.join(map(str, cores))} of {host.get('cpu_count', '?')}" if cores else None
+    memory = host.get("memory_bytes")
+    words = [host.get("cpu_model"), used, quantity(memory, "B") if memory else None, host.get("system")]
+    threads = _found(host, "threads")
+    words.append(f"{threads} thread{'' if threads == 1 else 's'}" if threads is not None else None)
+    return ", ".join(str(word) for word in words if word)
+
+
+def _software(host: Json) -> str:
+    libraries = host.get("libraries") or {}
+    words = [f"{name} {libraries[name]}" for name in ("torch", "numpy", "torchstone") if name in libraries]
+    python = [f"Python {host['python']}"] if host.get("python") else []
+    return ", ".join(words + python)
+
+
+def _found(host: Json, key: str) -> Any:
+    """A fact of the host itself, or of the first group of facts that has it (torch's are a group of their own)."""
+    groups = [host, *(value for value in host.values() if isinstance(value, Mapping))]
+    return next((group[key] for group in groups if key in group), None)
+
+
+# -- timings with what belongs to them --------------------------------------------------------------------------
+
+
+def _timings(result: Json) -> Iterator[list[str]]:
+    """A table for every timing name; speed-ups and checks stand in the rows that they are about."""
+    timings = result.get("timings") or []
+    for name, unit in dict.fromkeys((row["name"], row.get("unit", "s")) for row in timings):
+        rows = [row for row in timings if row["name"] == name and row.get("unit", "s") == unit]
+        yield [name, *_indent(aligned(*_timing_table(rows, result, unit)))]
+
+
+def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[str], list[list[str]]]:
+    points = _points(rows)
+    common = scale([row.get("median") for row in rows], unit)
+    firsts = scale([row.get("first_call_s") for row in rows], "s")
+    header = ["of", *points, "n", f"median {common.unit}", "p10 .. p90", "iqr", "ci95", f"first call {firsts.unit}"]
+    header += ["speed-up", "ci95", "verdict", "check"]
+    body = []
+    for row in rows:
+        comparison = next((c for c in result.get("comparisons") or [] if _same(c, row)), None)
+        is_baseline = any(c["against"] == row["of"] and _same_place(c, row) for c in result.get("comparisons") or [])
+        body.append(
+            [
+                row["of"],
+                *(_at(row, key) for key in points),
+                str(row["n"]),
+                measure(row.get("median"), common),
+                _span([row.get("p10"), row.get("p90")], common),
+                measure(row.get("iqr"), common),
+                _span(row.get("ci95"), common),
+                measure(row.get("first_call_s"), firsts),
+                *_speedup(comparison, is_baseline),
+                _check_of(row, result),
+            ]
+        )
+    return header, body
+
+
+def _speedup(comparison: Json | None, is_baseline: bool) -> list[str]:
+    if comparison is None:
+        return ["", "", "baseline" if is_baseline else ""]
+    ratio = comparison.get("speedup")
+    verdict = str(comparison["verdict"])
+    if comparison.get("reason"):
+        verdict += f" ({comparison['reason']})"
+    low_high = comparison.get("ci95")
+    interval = f"{low_high[0]:.3f} .. {low_high[1]:.3f}" if low_high and None not in low_high else "-"
+    return [f"{ratio:.3f}x" if ratio is not None else "-", interval, verdict]
+
+
+def _check_of(row: Json, result: Json) -> str:
+    about = [check for check in result.get("checks") or [] if _is_about(check, row)]
+    if not about:
+        return ""
+    if not all(check["passed"] for check in about):
+        return "FAILED"
+    if all(check.get("bitwise") for check in about):
+        return "equal bit by bit"
+    worst = max((check.get("max_abs_error") or 0.0 for check in about), default=0.0)
+    return f"passed, error {error(worst)}"
+
+
+def _comparisons(result: Json) -> list[str]:
+    """Those that stand in no row above: another pair's, or a second one for the same row."""
+    timings = result.get("timings") or []
+    rest = []
+    seen: list[tuple[Any, ...]] = []
+    for comparison in result.get("comparisons") or []:
+        place = (comparison["name"], comparison["of"], comparison.get("at"))
+        if place in seen or not any(_same(comparison, row) for row in timings):
+            rest.append([comparison["name"], comparison["of"], comparison["against"], _point(comparison)])
+            rest[-1] += _speedup(comparison, False)
+        seen.append(place)
+    return _section("comparisons", ["name", "of", "against", "at", "speed-up", "ci95", "verdict"], rest)
+
+
+def _checks(result: Json) -> list[str]:
+    """Those that failed, and those about no row above."""
+    timings = result.get("timings") or []
+    rows = [
+        [
+            check["name"],
+            check["of"],
+            check["against"],
+            _point(check),
+            "passed" if check["passed"] else "FAILED",
+            error(check.get("max_abs_error")),
+            error(check.get("max_rel_error")),
+            f"{error(check.get('rtol'))} / {error(check.get('atol'))}",
+            str(check.get("nan_count") or ""),
+            check.get("detail") or "",
+        ]
+        for check in result.get("checks") or []
+        if not check["passed"] or not any(_is_about(check, row) for row in timings)
+    ]
+    header = ["name", "of", "against", "at", "", "abs error", "rel error", "rtol / atol", "NaNs", "detail"]
+    return _section("checks", header, rows)
+
+
+# -- the other sections -----------------------------------------------------------------------------------------
+
+
+def _figures(result: Json) -> list[str]:
+    rows = [
+        [row["name"], row["of"], _point(row), quantity(row.get("value"), row["unit"]), row.get("reason") or ""]
+        for row in result.get("figures") or []
+    ]
+    return _section("figures", ["name", "of", "at", "value", "note"], rows)
+
+
+def _curves(result: Json) -> list[str]:
+    rows = []
+    for curve in result.get("curves") or []:
+        y = curve["y"]
+        ends = [number(y[0]), number(y[-1])] if y else ["", ""]
+        rows.append([curve["name"], curve["of"], _point(curve), f"{len(y)} by {curve['x_name']}", *ends])
+    return _section("curves", ["name", "of", "at", "points", "first", "last"], rows)
+
+
+def _spans(result: Json) -> list[str]:
+    spans = result.get("spans") or []
+    unit = scale([span["end_s"] - span["start_s"] for span in spans], "s")
+    rows = [[s["name"], s["of"], _point(s), measure(s["start_s"], unit), measure(s["end_s"], unit)] for s in spans]
+    return _section("spans", ["name", "of", "at", f"start {unit.unit}", f"end {unit.unit}"], rows)
+
+
+def _tables(result: Json) -> Iterator[list[str]]:
+    for table in result.get("tables") or []:
+        rows = [[_cell(value) for value in row] for row in table["rows"]]
+        yield _section(table["name"], list(table["columns"]), rows)
+
+
+def _skipped(result: Json) -> list[str]:
+    rows = [[row["of"], row.get("status", "skipped"), row["reason"]] for row in result.get("skipped") or []]
+    return ["not measured", *_indent(aligned([], rows))] if rows else []
+
+
+def _quality(result: Json) -> list[str]:
+    quality = result.get("quality")
+    if not quality:
+        return []
+    floor = result.get("noise_floor")
+    grade = f"quality: {quality['grade']}" + (f", noise floor {100 * floor:.2f} %" if floor is not None else "")
+    rows = [[code["code"], code["severity"], _evidence(code.get("evidence") or {})] for code in quality["codes"]]
+    return [grade, *_indent(aligned([], rows))]
+
+
+def _artifacts(result: Json) -> list[str]:
+    rows = [
+        [item["name"], f"{item['bytes']:,}", item["media_type"], item["sha256"][:16]]
+        for item in result.get("artifacts") or []
+    ]
+    return _section("artifacts", ["name", "bytes", "media type", "sha256 (begins)"], rows)
+
+
+# -- pieces -----------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, header: list[str], rows: list[list[str]]) -> list[str]:
+    """A titled table, cut where it would be too long for a reader; nothing without rows."""
+    if not rows:
+        return []
+    more = [f"  ... and {len(rows) - _MOST_ROWS} more: see result.csv"] if len(rows) > _MOST_ROWS else []
+    return [title, *_indent(aligned(header, rows[:_MOST_ROWS])), *more]
+
+
+def _indent(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}".rstrip() for line in lines]
+
+
+def _points(rows: Sequence[Json]) -> list[str]:
+    """The keys of `at` that tell these rows apart, or that all share: every key, in order of appearance."""
+    return list(dict.fromkeys(str(key) for row in rows for key in row.get("at") or {}))
+
+
+def _at(row: Json, key: str) -> str:
+    value = (row.get("at") or {}).get(key)
+    return "" if value is None else str(value)
+
+
+def _point(row: Json) -> str:
+    return ", ".join(f"{key}={value}" for key, value in (row.get("at") or {}).items())
+
+
+def _same(comparison: Json, row: Json) -> bool:
+    return bool(comparison["of"] == row["of"] and _same_place(comparison, row))
+
+
+def _same_place(comparison: Json, row: Json) -> bool:
+    return bool(comparison["name"] == row["name"] and (comparison.get("at") or {}) == (row.get("at") or {}))
+
+
+def _is_about(check: Json, row: Json) -> bool:
+    """A check at no point, or at part of a row's point, holds for that row."""
+    at = row.get("at") or {}
+    return bool(
+        check["of"] == row["of"] and all(at.get(key) == value for key, value in (check.get("at") or {}).items())
+    )
+
+
+def _span(pair: Sequence[float | None] | None, unit: Scale) -> str:
+    if pair is None or None in pair:
+        return "-"
+    return f"{measure(pair[0], unit)} .. {measure(pair[1], unit)}"
+
+
+def _evidence(evidence: Json) -> str:
+    return ", ".join(f"{key} {_cell(value)}" for key, value in evidence.items())
+
+
+def _cell(value: Any) -> str:
+    """Any JSON value in few words."""
+    if value is None or isinstance(value, (int, float)):
+        return number(value)
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={_cell(item)}" for key, item in value.items())
+    return " ".join(map(_cell, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _plain(line: str) -> str:
+    """No control characters: names come from whoever wrote the spec, and this is shown on terminals."""
+    return "".join(character if character.isprintable() else "�" for character in line)
