@@ -39,6 +39,7 @@ class Settings(BaseSettings):
     max_wait_s: float = Field(60.0, gt=0, description="Longest `?wait=` or `Prefer: wait=`.")
 
     host_name: str = Field("", description="This worker host's name; default: the machine's.")
+    machine: str = Field("", description="What workers on one machine have in common; default: the kernel's boot id.")
     devices: str = Field("", description="Comma list of devices this worker owns, e.g. cpu:0,cpu:1; default: all.")
     cpu_devices: int | None = Field(None, ge=1, description="Into how many CPU devices to split the usable cores.")
     memory_limit_bytes: int | None = Field(None, ge=1 << 28, description="Memory a job may take; default 80 % of host.")

@@ -36,6 +36,19 @@ class LeasedDevice:
     uuid: str | None = None
 
 
+@dataclass(frozen=True)
+class Assignment:
+    """What a job's process is told: sent once, through the forkserver."""
+
+    job_id: str
+    attempt: int
+    host: str
+    spec: str
+    devices: tuple[LeasedDevice, ...]
+    folder: str
+    memory_limit_bytes: int
+
+
 @dataclass
 class Bench:
     """The surroundings of one attempt at one job."""

@@ -1,0 +1,90 @@
+"""The Celery worker: one task, which answers a doorbell.
+
+    receive "there is work for a gang of k" -> host.look(): claim, lease, launch -> back to the broker
+
+The task returns as soon as jobs are started; the host's own threads run and record them. While fewer than k devices are
+free, the queue of gangs of k is not consumed: the bell then waits for the first host that can answer it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from celery import Celery, signals
+from sqlalchemy.exc import SQLAlchemyError
+
+from torchstone.queue import TASK, celery_app, queue_name
+from torchstone.settings import Settings
+from worker.host import WorkerHost
+
+log = structlog.get_logger(__name__)
+
+
+class DoorbellQueues:
+    """The queues that this host listens to: those whose gangs its free devices could take."""
+
+    def __init__(self, host: WorkerHost) -> None:
+        kinds = [device.type for device in host.devices.values()]
+        self._most = {"cuda": kinds.count("cuda"), "cpu": kinds.count("cpu")}
+        self._open = set(self.all)
+        self._consumer: Any = None
+
+    @property
+    def all(self) -> list[str]:
+        """Every queue that this host could ever answer."""
+        return [queue_name(kind, k) for kind, most in self._most.items() for k in range(1, most + 1)]
+
+    def attach(self, consumer: Any) -> None:
+        """The broker is connected: from now on queues are opened and shut through `consumer`."""
+        self._consumer = consumer
+
+    def fit(self, cuda_free: int, cpu_free: int) -> None:
+        """Listen to exactly the queues of gangs that fit the free devices; safe from any thread."""
+        if self._consumer is None:
+            return
+        free = {"cuda": cuda_free, "cpu": cpu_free}
+        wanted = {queue_name(kind, k) for kind in free for k in range(1, free[kind] + 1)}
+        for queue in sorted(self._open - wanted):
+            self._consumer.call_soon(self._consumer.cancel_task_queue, queue)
+        for queue in sorted(wanted - self._open):
+            self._consumer.call_soon(self._consumer.add_task_queue, queue)
+        self._open = wanted
+
+
+def build(settings: Settings, host: WorkerHost) -> Celery:
+    """The Celery app of this worker, with its task bound to `host`."""
+    app = celery_app(settings)
+    queues = DoorbellQueues(host)
+    host.on_free_change = queues.fit
+
+    @app.task(name=TASK)
+    def look() -> None:
+        """Something may be due: see `WorkerHost.look`."""
+        try:
+            host.look()
+        except SQLAlchemyError as error:  # the keeper looks again by itself
+            log.warning("a doorbell rang while the database was away", error=str(error).splitlines()[0])
+
+    @signals.worker_ready.connect(weak=False)
+    def attach(sender: Any, **_: Any) -> None:
+        queues.attach(sender)
+        queues.fit(*host.free())
+
+    app.conf.task_queues = None
+    app.amqp.queues.select(queues.all)
+    return app
+
+
+def serve(app: Celery) -> None:
+    """Answer doorbells until SIGTERM or SIGINT; a broker that goes away is waited for."""
+    worker = app.Worker(
+        pool="threads",
+        concurrency=4,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        loglevel="WARNING",
+        quiet=True,
+    )
+    worker.start()

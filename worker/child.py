@@ -1,0 +1,124 @@
+"""The job's own process: spec in, result out.
+
+It leads a session of its own, holds only its devices and their cores, prints into the job's log, and talks to the
+worker through a private pipe (workloads print; results never travel by stdout). Whatever happens to the worker, this
+process and all it started die with it: a thread waits for the worker's end, and the kernel kills on the forkserver's.
+
+Messages to the worker, as JSON: {"type": "progress", ...}, then one of
+{"type": "result", "result": text, "files": [...]} or {"type": "error", "code", "message", "files": [...]}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.connection
+import multiprocessing.forkserver
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from torchstone.errors import JobError, OutOfMemory, WorkloadError
+from torchstone.specs import parse_spec
+from worker import processes
+from worker.bench import Assignment, Bench
+from worker.workloads import workload
+
+_VIRTUAL_HEADROOM_BYTES = 8 << 30
+"""Address space is not memory: torch maps libraries and arenas that it never touches."""
+
+
+def main(assignment: Assignment, events: Connection, output: Connection) -> None:
+    """Run the job and send its result; the exit code says nothing that the message does not."""
+    os.setsid()
+    processes.die_with_parent()
+    processes.become_subreaper()
+    # What this process starts is to be below it, not a sibling out of the worker's own forkserver.
+    multiprocessing.forkserver._forkserver = multiprocessing.forkserver.ForkServer()
+    _die_with_worker()
+    _print_into(output)
+    _confine(assignment)
+    bench = Bench(
+        job_id=assignment.job_id,
+        attempt=assignment.attempt,
+        host=assignment.host,
+        devices=list(assignment.devices),
+        folder=Path(assignment.folder),
+        send=lambda event: events.send_bytes(orjson.dumps(event)),
+    )
+    message: dict[str, Any]
+    try:
+        spec = parse_spec(orjson.loads(assignment.spec))
+        result = workload(spec.kind)(spec, bench)
+        message = {"type": "result", "result": result.to_json(), "files": bench.kept}
+    except BaseException as error:
+        cause = as_job_error(error)
+        traceback.print_exc()
+        message = {"type": "error", "code": cause.code, "message": str(cause), "files": bench.kept}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    events.send_bytes(orjson.dumps(message))
+    events.close()
+
+
+def as_job_error(error: BaseException) -> JobError:
+    """The error that ends the job, for whatever the workload raised."""
+    if isinstance(error, JobError):
+        return error
+    text = f"{type(error).__name__}: {error}".strip()
+    lowered = text.lower()
+    if isinstance(error, MemoryError) or "out of memory" in lowered or "can't allocate memory" in lowered:
+        return OutOfMemory(f"the job asked for more memory than it may take: {text[:2000]}")
+    return WorkloadError(text[:4000])
+
+
+def _die_with_worker() -> None:
+    """End this process's whole group as soon as the worker's process ends, however it ends."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        multiprocessing.connection.wait([parent.sentinel])
+        for pid in processes.descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="worker-watch", daemon=True).start()
+
+
+def _print_into(output: Connection) -> None:
+    """Everything printed from here on, by C code too, goes to the job's log; nothing is read from stdin."""
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    output.close()
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+
+
+def _confine(assignment: Assignment) -> None:
+    """Only the leased devices, their cores, the job's folder and its share of memory; torch follows all of it."""
+    os.chdir(assignment.folder)
+    os.environ.update(TMPDIR=assignment.folder, TORCHSTONE_JOB_ID=assignment.job_id)
+    uuids = [device.uuid for device in assignment.devices if device.type == "cuda" and device.uuid]
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(uuids)
+    cores = {core for device in assignment.devices for core in device.cores}
+    os.sched_setaffinity(0, cores)
+    os.environ["OMP_NUM_THREADS"] = str(len(cores))  # for what the job starts afresh; torch is told by the workload
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if not uuids:  # CUDA reserves address space far beyond its memory
+        limit = assignment.memory_limit_bytes + _VIRTUAL_HEADROOM_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with contextlib.suppress(OSError):
+        # Should the kernel run out of memory all the same, it is the job that goes, not the database.
+        Path("/proc/self/oom_score_adj").write_text("1000")

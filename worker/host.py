@@ -1,0 +1,245 @@
+"""The worker of one host: registers it, claims jobs, runs each in a process of its own, keeps the leases alive.
+
+    host = WorkerHost(settings)
+    host.open()                    # registers, takes back what an earlier run left, starts the keeper thread
+    host.look()                    # claim and start whatever is due; a doorbell calls this, and so does the keeper
+    host.drain(); host.close()
+
+Three kinds of thread: whoever calls `look`, one runner a job (`worker.run`), and the keeper, which twice a second asks
+the database which of its jobs were cancelled or taken away, renews the leases, and looks for work by itself. A worker
+that cannot renew its leases for `fence_s` ends its own jobs: by then somebody else may have them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import psutil
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+import torchstone
+from torchstone.errors import SetupError
+from torchstone.jobs import State
+from torchstone.settings import Settings
+from torchstone.store import Store, hosts, leases
+from torchstone.store.artifacts import Blobs
+from worker.devices import discover, machine_id, memory_limit_bytes
+from worker.launch import Launcher, end_recorded
+from worker.run import JobRun
+
+KEEP_S = 0.5
+"""How soon a cancellation is seen."""
+
+DATABASE_PATIENCE_S = 5.0
+"""A locked database is asked again sooner than leases run out."""
+
+log = structlog.get_logger(__name__)
+
+
+class WorkerHost:
+    """This host, as the database knows it, and the jobs that it runs now."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.store = Store(settings.database_url, busy_timeout_s=DATABASE_PATIENCE_S)
+        self.blobs = Blobs(settings.artifacts_url)
+        self.launcher = Launcher()
+        self.devices = {device.name: device for device in discover(settings)}
+        self.host = hosts.Host(
+            name=settings.host_name,
+            machine=machine_id(settings),
+            incarnation=uuid.uuid4().hex,
+            pid=os.getpid(),
+            pid_started=psutil.Process().create_time(),
+            devices=[device.document() for device in self.devices.values()],
+            memory_bytes=memory_limit_bytes(settings),
+            info={"torchstone": torchstone.__version__},
+        )
+        assert settings.work is not None
+        self.work: Path = settings.work / settings.host_name
+        self.on_free_change: Callable[[int, int], None] = lambda cuda, cpu: None
+        """Told how many devices of each type are free whenever that changed."""
+        self._runs: dict[tuple[str, int], JobRun] = {}
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._draining = False
+        self._renewed_s = time.monotonic()
+        self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._turn: IO[str] | None = None
+
+    def open(self) -> None:
+        """Become known and start looking for work. Raises SetupError when another living worker has this name."""
+        self.work.mkdir(parents=True, exist_ok=True)
+        self._turn = _only_one(self.work / "worker.lock", self.settings.host_name)
+        self._clear_work()
+        with self.store.write() as conn:
+            other = hosts.find(conn, self.host.name)
+            if other and other["machine"] != self.host.machine and other["silent_s"] < self.settings.lease_s:
+                raise SetupError(
+                    f"host name {self.host.name!r} is in use by a living worker on another machine: "
+                    "set TORCHSTONE_HOST_NAME to a name of its own"
+                )
+            hosts.register(conn, self.host)
+            lost = leases.take_back_from(
+                conn,
+                self.host.name,
+                self.host.incarnation,
+                "its worker was restarted",
+                max_attempts=self.settings.max_attempts,
+            )
+        for job_id in lost:
+            log.warning("took back a job from this host's earlier run", job_id=job_id)
+        self.launcher.warm_up()
+        self._keeper.start()
+        log.info("registered", host=self.host.name, devices=list(self.devices), memory_bytes=self.host.memory_bytes)
+
+    def look(self) -> None:
+        """Claim and start jobs until there is none for this host now."""
+        with self._lock:
+            while not self._draining and not self._stopping.is_set() and any(self.free()):
+                with self.store.write() as conn:
+                    claim = leases.claim(conn, self.host, self.settings.lease_s)
+                if claim is None:
+                    return
+                run = JobRun(self, claim)
+                self._runs[claim.holder.job_id, claim.holder.attempt] = run
+                run.start()
+                self.on_free_change(*self.free())
+
+    def free(self) -> tuple[int, int]:
+        """How many (cuda, cpu) devices are free here, as far as this process knows."""
+        with self._lock:
+            runs = list(self._runs.values())
+            if any(run.claim.exclusive for run in runs):
+                return 0, 0
+            taken = {name for run in runs for name in run.claim.devices}
+            free = [device.type for name, device in self.devices.items() if name not in taken]
+            return free.count("cuda"), free.count("cpu")
+
+    def ended(self, run: JobRun) -> None:
+        """Called by a run when its devices are free again: the next job follows at once."""
+        with self._lock:
+            self._runs.pop((run.claim.holder.job_id, run.claim.holder.attempt), None)
+        self.on_free_change(*self.free())
+        if not self._draining and not self._stopping.is_set():
+            with contextlib.suppress(SQLAlchemyError):  # the keeper looks again soon, and tells
+                self.look()
+
+    def drain(self) -> None:
+        """Take no more jobs, let the running ones go on for `drain_s`, then hand them back unspent."""
+        self._draining = True
+        with contextlib.suppress(SQLAlchemyError), self.store.write() as conn:
+            hosts.set_state(conn, self.host.name, self.host.incarnation, "draining")
+        deadline = time.monotonic() + self.settings.drain_s
+        for run in self.runs():
+            run.join(max(0.0, deadline - time.monotonic()))
+        for run in self.runs():
+            run.stop("draining")
+        for run in self.runs():
+            run.join(self.settings.kill_grace_s + 15)
+
+    def close(self) -> None:
+        """Say goodbye; every job must be over."""
+        self._draining = True
+        self._stopping.set()
+        for run in self.runs():
+            run.stop("draining")
+        for run in self.runs():
+            run.join(self.settings.kill_grace_s + 15)
+        if self._keeper.is_alive():
+            self._keeper.join(timeout=5)
+        with contextlib.suppress(SQLAlchemyError), self.store.write() as conn:
+            hosts.set_state(conn, self.host.name, self.host.incarnation, "down")
+        self.launcher.close()
+        self.store.dispose()
+        if self._turn is not None:
+            self._turn.close()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether this worker has no more time to wait for anything."""
+        return self._stopping.is_set()
+
+    def runs(self) -> list[JobRun]:
+        """The jobs that run here now."""
+        with self._lock:
+            return list(self._runs.values())
+
+    def _keep(self) -> None:
+        """The keeper: renew, obey, look; once each round, and never die of a database that is away."""
+        renew_at = look_at = 0.0
+        was_away = False
+        while not self._stopping.wait(KEEP_S):
+            now_s = time.monotonic()
+            try:
+                if now_s >= renew_at:
+                    with self.store.write() as conn:
+                        leases.renew(conn, self.host.name, self.host.incarnation, self.settings.lease_s)
+                    self._renewed_s = now_s
+                    renew_at = now_s + self.settings.heartbeat_s
+                if self.runs():
+                    self._obey()
+                if now_s >= look_at:
+                    self.look()
+                    look_at = now_s + self.settings.poll_s * (0.75 + 0.5 * (uuid.uuid4().int % 1000) / 1000)
+                was_away = False
+            except SQLAlchemyError as error:
+                if not was_away:
+                    log.warning("the database cannot be reached; trying on", error=str(error).splitlines()[0])
+                was_away = True
+            except Exception:
+                log.exception("the keeper met an error; going on")
+            self._fence()
+
+    def _obey(self) -> None:
+        """End the jobs that were cancelled or that this worker no longer holds."""
+        runs = self.runs()  # before the question: a job claimed after it would look like one that was taken away
+        with self.store.read() as conn:
+            held = leases.held(conn, self.host.name, self.host.incarnation)
+        for run in runs:
+            state = held.get((run.claim.holder.job_id, run.claim.holder.attempt))
+            if state == State.canceling:
+                run.stop("canceled")
+            elif state is None and not run.is_finished:
+                run.stop("fenced")
+
+    def _fence(self) -> None:
+        if time.monotonic() - self._renewed_s > self.settings.fence_s:
+            for run in self.runs():
+                log.error("ending a job: its lease could not be renewed", job_id=run.claim.holder.job_id)
+                run.stop("fenced")
+
+    def _clear_work(self) -> None:
+        """End and remove what an earlier worker of this host left behind."""
+        for folder in self.work.iterdir():
+            if not folder.is_dir():
+                continue
+            for pid in end_recorded(folder):
+                log.warning("ended a process of an earlier worker", pid=pid, folder=folder.name)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _only_one(path: Path, name: str) -> IO[str]:
+    """Hold `path` locked for this process's life. Raises SetupError when another worker does."""
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise SetupError(f"a worker for host {name!r} is already running here (pid {holder})") from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file

@@ -1,0 +1,286 @@
+"""Starts a job's own process, watches it, limits it, ends it, and gives back what it had to say.
+
+    launcher = Launcher()                        # one a worker; starts the forkserver that has torch imported
+    process = launcher.start(assignment)         # about 20 ms once that is warm
+    outcome = process.watch(on_output=..., on_progress=..., deadline_s=..., ...)   # until nothing of it is left
+    process.stop("canceled")                     # from any thread
+
+Every way out of `watch` goes by the same end: the whole process group and all descendants are gone before it returns.
+Nothing here imports torch: a crash costs one child process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import orjson
+import structlog
+
+from worker import processes
+from worker.bench import Assignment
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 0.25
+"""How often limits are checked while a job says nothing."""
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job's process ended: its message, if it sent one, or why there is none."""
+
+    message: dict[str, Any] | None
+    stopped: str | None
+    """Why the worker ended it: canceled | timed_out | out_of_memory | fenced | draining; None if it ended by itself."""
+    exit_code: int | None
+    oom_killed: bool
+    receipt: processes.Receipt
+    peak_bytes: int
+
+    def died_how(self) -> str:
+        """The end of a process that left no message, in words."""
+        if self.exit_code is not None and self.exit_code < 0:
+            with contextlib.suppress(ValueError):
+                return f"was killed by {signal.Signals(-self.exit_code).name}"
+        return f"ended with exit code {self.exit_code} and no result"
+
+
+class Launcher:
+    """The forkserver with torch imported, and the one thread that starts processes through it."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["worker.preload"])
+        # The kernel ends the forkserver when the thread that started it ends: so one lasting thread starts everything.
+        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
+        self._leaders: set[int] = set()
+        self._lock = threading.Lock()
+
+    def warm_up(self) -> None:
+        """Start the forkserver, without waiting until it has imported torch."""
+        self._starter.submit(forkserver.ensure_running).result()
+
+    def start(self, assignment: Assignment) -> JobProcess:
+        """Start a process for `assignment` (which becomes `worker.child.main`'s)."""
+        return self._starter.submit(self._start, assignment).result()
+
+    def _start(self, assignment: Assignment) -> JobProcess:
+        events, child_events = self._context.Pipe(duplex=False)
+        output, child_output = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=_enter, args=(assignment, child_events, child_output), name=f"job-{assignment.job_id}"
+        )
+        with self._lock:  # `sweep` must not take a leader for a stray before it is known
+            process.start()
+            assert process.pid is not None
+            self._leaders.add(process.pid)
+        child_events.close()
+        child_output.close()
+        record_leader(Path(assignment.folder), process.pid)
+        return JobProcess(self, process, events, output, assignment.memory_limit_bytes)
+
+    def sweep(self) -> list[int]:
+        """End what dead jobs left behind: the forkserver's children that lead no living job. Their pids."""
+        with self._lock:
+            server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+            if server is None:
+                return []
+            strays = [pid for pid in processes.children(server) if pid not in self._leaders]
+            strays = [pid for pid in strays if processes.is_alive(pid)]
+            for pid in strays:
+                log.warning("ending a process that a job left behind", pid=pid)
+                processes.end_group(pid, grace_s=0)
+            return strays
+
+    def forget(self, pid: int) -> None:
+        """The job led by `pid` is over."""
+        with self._lock:
+            self._leaders.discard(pid)
+
+    def close(self) -> None:
+        """End the forkserver; jobs must be over."""
+        server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        self._starter.shutdown()
+        if server is not None:
+            processes.end_group(server, grace_s=0)
+
+
+class JobProcess:
+    """One job's process, from its start until nothing of it is left."""
+
+    def __init__(
+        self, launcher: Launcher, process: BaseProcess, events: Connection, output: Connection, memory_limit_bytes: int
+    ) -> None:
+        self._launcher = launcher
+        self._process = process
+        self._events = events
+        self._output = output
+        self._memory_limit_bytes = memory_limit_bytes
+        self._stopped: str | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        self._lock = threading.Lock()
+        assert process.pid is not None
+        self.pid: int = process.pid
+
+    def stop(self, reason: str) -> None:
+        """Have `watch` end the job; the first reason counts."""
+        with self._lock:
+            if self._stopped is None:
+                self._stopped = reason
+                with contextlib.suppress(OSError):
+                    os.write(self._wake_write, b"!")
+
+    def watch(
+        self,
+        *,
+        on_output: Callable[[bytes], None],
+        on_progress: Callable[[dict[str, Any]], None],
+        on_look: Callable[[], None],
+        deadline_s: float,
+        grace_s: float,
+    ) -> Outcome:
+        """Pass on what the job says until it has ended, for whatever reason; see Outcome.
+
+        `on_look` is called at least every LOOK_S. `deadline_s` is on the monotonic clock.
+        """
+        watched = _Watched(_oom_kills())
+        open_ends: list[Any] = [self._events, self._output]
+        try:
+            while self._stopped is None and self._process.is_alive():
+                for ready in wait([*open_ends, self._process.sentinel, self._wake_read], timeout=LOOK_S):
+                    if ready is self._output and not self._pass_output(on_output):
+                        open_ends.remove(self._output)
+                    if ready is self._events and not self._take_event(watched, on_progress):
+                        open_ends.remove(self._events)
+                self._limit(watched, deadline_s)
+                on_look()
+            receipt = processes.end_group(
+                self.pid, grace_s if self._stopped not in (None, "out_of_memory", "fenced") else 0, watched.tree
+            )
+            self._process.join(timeout=10)
+            self._drain(watched, on_output, on_progress)
+            return Outcome(
+                message=watched.message,
+                stopped=self._stopped,
+                exit_code=self._process.exitcode,
+                oom_killed=_oom_kills() > watched.oom_kills,
+                receipt=receipt,
+                peak_bytes=watched.peak_bytes,
+            )
+        finally:
+            self._close()
+
+    def _limit(self, watched: _Watched, deadline_s: float) -> None:
+        now_s = time.monotonic()
+        if now_s > deadline_s:
+            self.stop("timed_out")
+        if now_s - watched.looked_s >= LOOK_S:
+            watched.looked_s = now_s
+            watched.tree = processes.descendants(self.pid)
+            held_bytes = processes.private_bytes([self.pid, *watched.tree])
+            watched.peak_bytes = max(watched.peak_bytes, held_bytes)
+            if held_bytes > self._memory_limit_bytes:
+                self.stop("out_of_memory")
+
+    def _pass_output(self, on_output: Callable[[bytes], None]) -> bool:
+        """One read of what was printed; False at its end."""
+        data = os.read(self._output.fileno(), _READ_BYTES)
+        if data:
+            on_output(data)
+        return bool(data)
+
+    def _take_event(self, watched: _Watched, on_progress: Callable[[dict[str, Any]], None]) -> bool:
+        """One message; False at the end of them, and for anything that is not one of ours."""
+        try:
+            message = orjson.loads(self._events.recv_bytes())
+        except (EOFError, OSError, orjson.JSONDecodeError):
+            return False
+        if not isinstance(message, dict):
+            return False
+        if message.get("type") == "progress":
+            on_progress(message["progress"])
+        else:
+            watched.message = message
+        return True
+
+    def _drain(
+        self,
+        watched: _Watched,
+        on_output: Callable[[bytes], None],
+        on_progress: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """What was still in the pipes; nobody is left to write, so both end."""
+        with contextlib.suppress(OSError):
+            while self._events.poll() and self._take_event(watched, on_progress):
+                pass
+        with contextlib.suppress(OSError):
+            while wait([self._output], timeout=0) and self._pass_output(on_output):
+                pass
+
+    def _close(self) -> None:
+        self._launcher.forget(self.pid)
+        self._events.close()
+        self._output.close()
+        with self._lock:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+            self._wake_write = -1
+        self._launcher.sweep()
+
+
+@dataclass
+class _Watched:
+    """What `watch` has gathered so far."""
+
+    oom_kills: int
+    message: dict[str, Any] | None = None
+    tree: list[int] = field(default_factory=list)
+    peak_bytes: int = 0
+    looked_s: float = 0.0
+
+
+def record_leader(folder: Path, pid: int) -> None:
+    """Note who leads a job, so that a later worker can end it should this one be killed."""
+    leader = {"pid": pid, "started": processes.start_time(pid)}
+    (folder / "leader.json").write_bytes(orjson.dumps(leader))
+
+
+def end_recorded(folder: Path) -> list[int]:
+    """End the job that an earlier worker started in `folder`, if it still runs; the pids that it took."""
+    try:
+        leader = orjson.loads((folder / "leader.json").read_bytes())
+        pid, started = leader["pid"], leader["started"]
+    except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
+        return []
+    if started is None or processes.start_time(pid) != started:
+        return []
+    return processes.end_group(pid, grace_s=0).pids
+
+
+def _enter(assignment: Assignment, events: Connection, output: Connection) -> None:
+    """The first step of the job's process: only there is what lies below the wall imported."""
+    importlib.import_module("worker.child").main(assignment, events, output)
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has ended for want of memory since boot."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

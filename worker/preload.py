@@ -1,0 +1,30 @@
+"""Imported once by the forkserver, so that a job's process starts with torch already there.
+
+The forkserver must stay single-threaded: it imports, and never runs a tensor operation (after a multi-threaded one,
+every fork of it would hang), nor asks CUDA anything.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+
+from worker import processes
+
+processes.die_with_parent()
+processes.become_subreaper()
+
+# A job's code has no business with the database's password.
+for _name in [name for name in os.environ if name.startswith("TORCHSTONE_")]:
+    del os.environ[_name]
+
+for _module in (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.export",
+    "worker.child",
+    "worker.workloads.jit",
+):
+    importlib.import_module(_module)

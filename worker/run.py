@@ -1,0 +1,286 @@
+"""One attempt at one job, from claim to record: start its process, pass on what it says, store what it made.
+
+    run = JobRun(host, claim)
+    run.start()                 # a thread of its own; ends by itself, with the job's devices free again
+    run.stop("canceled")
+
+What the job prints and how far it is goes to the database twice a second at most. At the end its files are stored
+first, then one transaction names them, writes the result and frees the devices. A database that is away is waited for:
+the record is made when it is back, unless the lease is lost by then.
+"""
+
+from __future__ import annotations
+
+import codecs
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+import structlog
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from torchstone.errors import ArtifactFailed
+from torchstone.jobs import State
+from torchstone.results import dumps
+from torchstone.store import events, leases, logs
+from worker.bench import Assignment, LeasedDevice
+from worker.launch import JobProcess, Outcome
+
+if TYPE_CHECKING:
+    from worker.host import WorkerHost
+
+FLUSH_S = 0.5
+_CHUNK_CHARS = 1 << 18
+T = TypeVar("T")
+
+
+class JobRun:
+    """One running attempt."""
+
+    def __init__(self, host: WorkerHost, claim: leases.Claim) -> None:
+        self.host = host
+        self.claim = claim
+        self.folder: Path = host.work / f"{claim.holder.job_id}-{claim.holder.attempt}"
+        self.is_finished = False
+        """Set once the record is made, so that the keeper does not take the freed lease for a lost one."""
+        self.log = structlog.get_logger(__name__).bind(job_id=claim.holder.job_id, attempt=claim.holder.attempt)
+        self._process: JobProcess | None = None
+        self._stop_reason: str | None = None
+        self._lock = threading.Lock()
+        self._output = _Output(host.settings.log_limit_bytes)
+        self._progress: dict[str, Any] | None = None
+        self._flushed_s = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=f"run-{claim.holder.job_id[:8]}", daemon=True)
+
+    def start(self) -> None:
+        """Run in a thread of its own."""
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end, at most `timeout_s`."""
+        self._thread.join(timeout_s)
+
+    def stop(self, reason: str) -> None:
+        """End the job; what follows depends on the reason (see `Outcome.stopped`)."""
+        with self._lock:
+            self._stop_reason = self._stop_reason or reason
+            if self._process is not None:
+                self._process.stop(reason)
+
+    def _run(self) -> None:
+        try:
+            self._attempt()
+        except Exception as error:
+            self.log.exception("the attempt could not be carried out")
+            message = f"the worker could not run this attempt: {type(error).__name__}: {error}"
+            self._give_back(message, spent=True)
+        finally:
+            self.is_finished = True
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.host.ended(self)
+
+    def _attempt(self) -> None:
+        begun_s = time.monotonic()
+        self.folder.mkdir(parents=True)
+        process = self.host.launcher.start(self._assignment())
+        with self._lock:
+            self._process = process
+            if self._stop_reason is not None:
+                process.stop(self._stop_reason)
+        self.log.info("started", pid=process.pid, devices=list(self.claim.devices))
+        outcome = process.watch(
+            on_output=self._output.feed,
+            on_progress=self._take_progress,
+            on_look=self._flush_sometimes,
+            deadline_s=begun_s + self.claim.timeout_s,
+            grace_s=self.host.settings.kill_grace_s,
+        )
+        if outcome.receipt.survivors:
+            self.log.error("processes would not die", pids=outcome.receipt.survivors)
+        self._output.close()
+        if outcome.stopped == "fenced":
+            self.log.warning("the job was taken away; its processes are gone, nothing is recorded")
+            return
+        if outcome.stopped == "draining":
+            self._give_back("the worker is shutting down", spent=False)
+            return
+        self._record(outcome)
+
+    def _assignment(self) -> Assignment:
+        leased = [self.host.devices[name] for name in self.claim.devices]
+        return Assignment(
+            job_id=self.claim.holder.job_id,
+            attempt=self.claim.holder.attempt,
+            host=self.host.host.name,
+            spec=self.claim.spec,
+            devices=tuple(LeasedDevice(d.name, d.type, d.cores, d.uuid) for d in leased),
+            folder=str(self.folder),
+            memory_limit_bytes=self.host.host.memory_bytes,
+        )
+
+    def _record(self, outcome: Outcome) -> None:
+        """Store the files, then the result: the job's one end."""
+        state, error = self._verdict(outcome)
+        message = outcome.message or {}
+        files: list[dict[str, Any]] = []
+        try:
+            files = [self._store_file(file) for file in message.get("files", [])]
+        except OSError as failure:
+            error = {"code": ArtifactFailed.code, "message": f"a file of the job could not be stored: {failure}"}
+            state = State.failed
+        result = message.get("result")
+        if result is not None:
+            result = _with_artifacts(result, files)
+
+        def end(conn: Connection) -> State | None:
+            self._write_last_words(conn)
+            if outcome.stopped is not None:
+                receipt = outcome.receipt
+                killed = {"reason": outcome.stopped, "pids": receipt.pids, "took_ms": receipt.took_ms}
+                events.add(conn, self.claim.holder.job_id, "killed", killed)
+            return leases.finish(conn, self.claim.holder, state, result=result, error=error, files=files)
+
+        final = self._persist(end)
+        self.is_finished = True
+        if final is None:
+            self.log.warning("the result came too late: the job was taken away")
+        else:
+            self.log.info("ended", state=final.value, error=error, peak_bytes=outcome.peak_bytes)
+
+    def _verdict(self, outcome: Outcome) -> tuple[State, dict[str, Any] | None]:
+        """What the job ended as, and with which error."""
+        message = outcome.message
+        limit_gb = self.host.host.memory_bytes / 1e9
+        if outcome.stopped == "canceled":
+            return State.canceled, None
+        if outcome.stopped == "timed_out":
+            text = f"the job ran for longer than its timeout_s of {self.claim.timeout_s:g} s"
+            return State.failed, {"code": "timed_out", "message": text}
+        if outcome.stopped == "out_of_memory":
+            text = f"the job held {outcome.peak_bytes / 1e9:.1f} GB; a job on this host may take {limit_gb:.1f} GB"
+            return State.failed, {"code": "out_of_memory", "message": text}
+        if message is None and outcome.oom_killed:
+            text = "the kernel ended the job's process because memory ran out"
+            return State.failed, {"code": "out_of_memory", "message": text}
+        if message is None:
+            text = f"the job's process {outcome.died_how()}; /logs holds what it printed"
+            return State.failed, {"code": "process_died", "message": text}
+        if message["type"] == "error":
+            return State.failed, {"code": message["code"], "message": message["message"]}
+        return State.succeeded, None
+
+    def _store_file(self, file: dict[str, Any]) -> dict[str, Any]:
+        try:
+            sha256, size = self.host.blobs.put(Path(file["path"]))
+        except Exception as error:
+            raise OSError(f"{file['name']}: {error}") from error
+        return {"name": file["name"], "media_type": file["media_type"], "bytes": size, "sha256": sha256}
+
+    def _give_back(self, reason: str, *, spent: bool) -> None:
+        def back(conn: Connection) -> State | None:
+            self._write_last_words(conn)
+            return leases.give_back(
+                conn, self.claim.holder, reason, spent=spent, max_attempts=self.host.settings.max_attempts
+            )
+
+        state = self._persist(back)
+        self.is_finished = True
+        self.log.warning("gave the job back", reason=reason, state=state and state.value)
+
+    def _take_progress(self, document: dict[str, Any]) -> None:
+        self._progress = document
+
+    def _flush_sometimes(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._flushed_s < FLUSH_S or not (self._progress or self._output.has_pending):
+            return
+        self._flushed_s = now_s
+        document, chunks = self._progress, self._output.pending()
+        try:
+            with self.host.store.write() as conn:
+                if leases.progress(conn, self.claim.holder, document):
+                    logs.append(conn, self.claim.holder.job_id, self.claim.holder.attempt, chunks)
+        except SQLAlchemyError as error:
+            self.log.warning("progress could not be written yet", error=str(error).splitlines()[0])
+            return
+        self._progress = None
+        self._output.stored(chunks)
+
+    def _write_last_words(self, conn: Connection) -> None:
+        """What was not written yet, in the same transaction as the end of the attempt."""
+        holder = self.claim.holder
+        if leases.progress(conn, holder, self._progress):
+            logs.append(conn, holder.job_id, holder.attempt, self._output.pending())
+
+    def _persist(self, write: Callable[[Connection], T]) -> T | None:
+        """Run `write` in a transaction, again and again while the database is away; None if the worker closes first."""
+        pause_s = 0.1
+        while True:
+            try:
+                with self.host.store.write() as conn:
+                    return write(conn)
+            except SQLAlchemyError as error:
+                self.log.warning("the record could not be made; trying on", error=str(error).splitlines()[0])
+                if self.host.is_closing:
+                    return None
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 2.0)
+
+
+def _with_artifacts(result: str, files: list[dict[str, Any]]) -> str:
+    """The result with its `artifacts` as they were stored: what the job said of its files is not believed."""
+    document = orjson.loads(result)
+    document["artifacts"] = files
+    return dumps(document)
+
+
+class _Output:
+    """What a job printed: decoded, cut at a limit, in numbered chunks that wait until they are stored."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._limit_bytes = limit_bytes
+        self._taken_bytes = 0
+        self._text = ""
+        self._chunks: list[tuple[int, str]] = []
+        self._seq = 0
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there is something to store."""
+        return bool(self._text or self._chunks)
+
+    def feed(self, data: bytes) -> None:
+        """Take what was printed; past the limit it is only counted."""
+        left_bytes = max(0, self._limit_bytes - self._taken_bytes)
+        self._taken_bytes += len(data)
+        self._text += self._decoder.decode(data[:left_bytes])
+        while len(self._text) >= _CHUNK_CHARS:
+            self._seal(_CHUNK_CHARS)
+
+    def close(self) -> None:
+        """Nothing more is printed: say what was dropped."""
+        self._text += self._decoder.decode(b"", final=True)
+        dropped = self._taken_bytes - self._limit_bytes
+        if dropped > 0:
+            self._text += f"\n[output over {self._limit_bytes} bytes is not kept: {dropped} bytes were dropped]\n"
+
+    def pending(self) -> list[tuple[int, str]]:
+        """The chunks that were not stored yet, as (seq, text)."""
+        if self._text:
+            self._seal(len(self._text))
+        return list(self._chunks)
+
+    def stored(self, chunks: list[tuple[int, str]]) -> None:
+        """These chunks, as `pending` gave them, are in the database."""
+        del self._chunks[: len(chunks)]
+
+    def _seal(self, chars: int) -> None:
+        self._chunks.append((self._seq, self._text[:chars]))
+        self._text = self._text[chars:]
+        self._seq += 1
