@@ -1,0 +1,167 @@
+"""The `jit` experiment, run as a worker runs it, on real models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.worker.fresh import Outcome, run_fresh
+from torchstone.errors import InvalidModel
+from torchstone.results import Result
+from worker.measure import statistics
+
+MLP = {"kind": "jit", "model": {"preset": "mlp"}, "variants": ["eager", "script", "trace"], "budget_s": 1.0}
+
+
+@pytest.fixture(scope="module")
+def mlp(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run_fresh(MLP | {"batch_sizes": [1, 64]}, tmp_path_factory.mktemp("mlp"))
+
+
+def test_every_variant_is_timed_checked_and_compared_at_every_batch_size(mlp: Outcome) -> None:
+    points = {(of, size) for of in ("eager", "script", "trace") for size in (1, 64)}
+    latencies = [t for t in mlp.result.timings if t.name == "latency"]
+    assert {(t.of, t.at["batch_size"]) for t in latencies} == points
+    assert all(t.n >= 1 and t.median and t.first_call_s for t in latencies)
+    assert {(c.of, c.at["batch_size"]) for c in mlp.result.comparisons if c.name == "latency"} == {
+        point for point in points if point[0] != "eager"
+    }
+    assert all(c.verdict != "withheld" and c.speedup for c in mlp.result.comparisons)
+    for what in ("equal_to_eager", "equal_to_float64"):
+        checked = {(c.of, c.at["batch_size"]) for c in mlp.result.checks if c.name == what and c.passed}
+        assert checked >= points - {("eager", 1), ("eager", 64)}
+    assert mlp.result.skipped == []
+
+
+def test_builds_are_told_apart_from_calls(mlp: Outcome) -> None:
+    for timing in mlp.result.timings:
+        compiled = timing.of in ("script", "trace")
+        assert (timing.build_cold_s is not None) == compiled
+        assert (timing.build_warm_s is not None) == compiled
+
+
+def test_the_baseline_races_itself(mlp: Outcome) -> None:
+    again = [c for c in mlp.result.comparisons if c.name == "noise"]
+    assert [(c.of, c.against) for c in again] == [("eager_again", "eager")] * 2
+    floors = [abs(c.speedup - 1) for c in again if c.speedup]
+    assert mlp.result.noise_floor == pytest.approx(max(floors))
+
+
+def test_every_statistic_recomputes_from_the_raw_samples(mlp: Outcome) -> None:
+    archive = np.load(mlp.kept["samples.npz"])
+    meta = json.loads(archive["meta"].item())
+    for timing in mlp.result.timings:
+        name, key = (timing.samples or "").split("#")
+        assert name == "samples.npz"
+        raw = archive[key]
+        expected = {
+            "n": len(raw),
+            "min": raw.min(),
+            "median": np.median(raw),
+            "mean": raw.mean(),
+            "std": raw.std(ddof=1),
+            "p10": np.percentile(raw, 10),
+            "iqr": np.percentile(raw, 75) - np.percentile(raw, 25),
+        }
+        for field, value in expected.items():
+            assert getattr(timing, field) == pytest.approx(value, rel=1e-9), field
+    for row in mlp.result.comparisons:
+        key = str(row.at["batch_size"])
+        of, against = archive[f"{row.of}/{key}"], archive[f"{row.against}/{key}"]
+        again = statistics.compare(of, against, alpha=meta[key]["alpha"], seed=meta[key]["seed"])
+        assert row.speedup == pytest.approx(np.median(against) / np.median(of), rel=1e-9)
+        assert row.ci95 == pytest.approx(again.interval, rel=1e-9)
+
+
+def test_the_budget_is_kept(mlp: Outcome) -> None:
+    meta = json.loads(np.load(mlp.kept["samples.npz"])["meta"].item())
+    assert sum(meta[key]["spent_s"] for key in ("1", "64")) <= 1.0 * 1.1
+
+
+def test_the_environment_names_the_machine_and_the_mode(mlp: Outcome) -> None:
+    (host,) = mlp.result.environment["hosts"]
+    assert host["cpu_model"]
+    assert host["libraries"]["torch"].startswith("2.")
+    assert host["torch"]["threads"] == len(host["cores"])
+    assert host["torch"]["inference_mode"] is True
+    assert host["during"]["our_share"] > 0
+
+
+def test_progress_is_told_with_an_eta(mlp: Outcome) -> None:
+    told = [event["progress"] for event in mlp.events if event["type"] == "progress"]
+    assert any(p["unit"] == "rounds" and p["done"] > 0 and p["eta_s"] is not None for p in told)
+
+
+def test_an_exported_file_runs_without_torchstone(mlp: Outcome, tmp_path: Path) -> None:
+    program = (
+        "import sys, warnings, torch; warnings.simplefilter('ignore')\n"
+        "assert not any('torchstone' in m or m.startswith('worker') for m in sys.modules)\n"
+        "print(torch.jit.load(sys.argv[1])(torch.zeros(3, 512)).shape)"
+    )
+    for name in ("script.pt", "trace.pt"):
+        ran = subprocess.run(
+            [sys.executable, "-I", "-c", program, str(mlp.kept[name])], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert ran.stdout.strip() == "torch.Size([3, 2])", ran.stderr
+
+
+def test_reproduce_py_repeats_the_measurement_without_torchstone(mlp: Outcome, tmp_path: Path) -> None:
+    script = mlp.kept["reproduce.py"]
+    assert "torchstone." not in script.read_text()
+    ran = subprocess.run([sys.executable, "-I", str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    for variant in ("eager", "script", "trace"):
+        assert f"batch 64, {variant}: largest difference to eager 0" in ran.stdout
+        assert f"batch 1, {variant}: median" in ran.stdout
+
+
+def test_a_fixed_number_of_calls_is_timed_exactly(tmp_path: Path) -> None:
+    outcome = run_fresh(MLP | {"calls": 1000, "budget_s": 20}, tmp_path)
+    archive = np.load(outcome.kept["samples.npz"])
+    for name in ("eager", "script", "trace", "eager_again"):
+        assert archive[f"{name}/1/calls"].sum() == 1000
+        assert len(archive[f"{name}/1"]) >= 20
+
+
+def test_one_sided_results_are_withheld_and_nan_in_the_same_place_is_equal(tmp_path: Path) -> None:
+    model = {"layers": [{"type": "Sqrt"}], "input_shape": [2], "example_input": [1.0, -1.0]}
+    outcome = run_fresh(MLP | {"model": model, "budget_s": 0.2}, tmp_path)
+    assert {c.nan_count for c in outcome.result.checks} == {1}
+    assert all(c.passed for c in outcome.result.checks)
+    json.loads(outcome.result.to_json(), parse_constant=_refuse)
+
+
+def _refuse(word: str) -> Any:
+    raise AssertionError(f"{word} in JSON")
+
+
+def test_a_model_that_does_not_run_on_its_input_names_the_layer(tmp_path: Path) -> None:
+    # BatchNorm in training mode (a training step) needs more than one value per channel.
+    model = {
+        "layers": [{"type": "Linear", "in_features": 4, "out_features": 3}, {"type": "BatchNorm1d", "num_features": 3}],
+        "input_shape": [4],
+    }
+    with pytest.raises(InvalidModel, match=r"layer 1 \(BatchNorm1d"):
+        run_fresh(MLP | {"model": model, "grad": True}, tmp_path)
+
+
+def test_training_steps_are_timed_and_gradients_checked(tmp_path: Path) -> None:
+    model = {
+        "layers": [{"type": "Linear", "in_features": 4, "out_features": 3}, {"type": "Dropout"}, {"type": "ReLU"}],
+        "input_shape": [4],
+    }
+    outcome = run_fresh(MLP | {"model": model, "grad": True, "batch_sizes": [8], "budget_s": 0.2}, tmp_path)
+    assert {c.of for c in outcome.result.checks if c.passed} == {"eager", "script", "trace"}
+    assert outcome.result.environment["hosts"][0]["torch"]["grad"] is True
+
+
+def test_the_result_is_strict_json(mlp: Outcome) -> None:
+    text = mlp.result.to_json()
+    json.loads(text, parse_constant=_refuse)
+    assert Result.model_validate_json(text) == mlp.result

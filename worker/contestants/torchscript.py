@@ -1,0 +1,98 @@
+"""TorchScript: the model as a program of its own, by compiling its source (script) or by recording a run (trace).
+
+    scripted = script(model, (x,), setting)
+    save(scripted, Path("script.pt"))
+    load(Path("script.pt"), setting)(x)
+
+TorchScript is deprecated in torch 2.13 and unsupported on Python 3.14; its DeprecationWarnings, and only they, are
+silenced where it is called on purpose. A module that went through `optimize_for_inference` saves a broken file without
+a word, so that form is never saved.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from worker.contestants.ways import Inputs, Runnable, Setting
+
+_jit: Any = torch.jit
+"""trace and load carry no types of their own."""
+
+
+@contextmanager
+def on_purpose() -> Iterator[None]:
+    """Silences what torch says of TorchScript's age, and nothing else."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`torch\\.jit\\.", DeprecationWarning)
+        yield
+
+
+def script(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
+    """Compile the model's source. Control flow on data survives; Python that the compiler cannot read is an error."""
+    with on_purpose():
+        scripted: Runnable = torch.jit.script(model)
+    return scripted
+
+
+def trace(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
+    """Record one run on `example`. Control flow on data is frozen as it went in that run."""
+    with on_purpose():
+        traced: Runnable = _jit.trace(model, example, check_trace=False)
+    return traced
+
+
+def script_frozen(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
+    """Scripted, with the weights as constants."""
+    return _freeze(script(model, example, setting))
+
+
+def trace_frozen(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
+    """Traced, with the weights as constants."""
+    return _freeze(trace(model, example, setting))
+
+
+def script_optimized(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
+    """Scripted, frozen, and rewritten for inference on this device."""
+    return _optimize(script_frozen(model, example, setting))
+
+
+def trace_optimized(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
+    """Traced, frozen, and rewritten for inference on this device."""
+    return _optimize(trace_frozen(model, example, setting))
+
+
+def save(scripted: Any, path: Path) -> None:
+    """Write the archive (code and weights)."""
+    with on_purpose():
+        torch.jit.save(scripted, path)
+
+
+def load(path: Path, setting: Setting) -> Runnable:
+    """The program in `path`, on the setting's device."""
+    with on_purpose():
+        loaded: Runnable = _jit.load(path, map_location=setting.device)
+    return loaded
+
+
+def _freeze(scripted: Any) -> Runnable:
+    with on_purpose():
+        frozen: Runnable = torch.jit.freeze(scripted)
+    return frozen
+
+
+def _optimize(frozen: Any) -> Runnable:
+    with on_purpose():
+        optimized: Runnable = torch.jit.optimize_for_inference(frozen)
+    return optimized
+
+
+def frozen_cannot_train(setting: Setting) -> str | None:
+    """Freezing makes constants of the weights."""
+    return "freezing makes constants of the weights, so there are no gradients to time" if setting.grad else None

@@ -1,0 +1,89 @@
+"""From races to the rows of a Result: timings, comparisons, the noise floor, and what speaks against them.
+
+    found = judge(record, plan, at={"batch_size": 1}, key="1", wrong={"trace": "one-sided NaN"})
+    found.timings, found.comparisons, found.noise_floor, found.codes
+
+The baseline runs twice under two names. The difference seen between the two is this race's noise floor: no contestant
+is called faster or slower for less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchstone.results import Code, Comparison, Figure, Timing
+from worker.measure import statistics
+from worker.measure.quality import race_codes
+from worker.measure.race import Plan, Record
+
+SMALLEST_DELTA = 0.01
+TWIN_SUFFIX = "_again"
+
+
+@dataclass
+class Judgement:
+    """What one race says."""
+
+    timings: list[Timing] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    codes: list[Code] = field(default_factory=list)
+    noise_floor: float | None = None
+
+
+def twin_of(baseline: str) -> str:
+    """The second name of the baseline."""
+    return baseline + TWIN_SUFFIX
+
+
+def judge(
+    record: Record, plan: Plan, at: dict[str, Any], key: str, wrong: dict[str, str], name: str = "latency"
+) -> Judgement:
+    """Rows for every contestant that finished. `wrong` names those whose output was not right, and why: no speed-up."""
+    found = Judgement()
+    baseline, twin = plan.baseline, twin_of(plan.baseline)
+    against = record.seconds[baseline]
+    ratios = {
+        of: statistics.compare(seconds, against, alpha=record.alpha, seed=plan.seed)
+        for of, seconds in record.seconds.items()
+        if of != baseline and len(seconds)
+    }
+    if twin in ratios:
+        found.noise_floor = abs(ratios[twin].ratio - 1)
+    delta = max(SMALLEST_DELTA, found.noise_floor or 0.0)
+    for of, seconds in record.seconds.items():
+        found.timings.append(
+            Timing(
+                name=name if of != twin else "noise",
+                of=of,
+                at=at,
+                **statistics.summarise(seconds),
+                first_call_s=record.first_call_s[of],
+                calls_per_sample=record.calls_per_sample[of],
+                samples=f"samples.npz#{of}/{key}",
+            )
+        )
+    for of, ratio in ratios.items():
+        withheld = wrong.get(of) or wrong.get(baseline)
+        finite = ratio.interval if len(against) > 1 else None
+        found.comparisons.append(
+            Comparison(
+                name=name if of != twin else "noise",
+                of=of,
+                against=baseline,
+                at=at,
+                speedup=None if withheld else ratio.ratio,
+                ci95=None if withheld else finite,
+                p10_speedup=None if withheld else ratio.p10_ratio,
+                noise_floor=found.noise_floor,
+                verdict="withheld" if withheld else statistics.verdict(ratio.interval, delta),
+                reason=withheld,
+            )
+        )
+    worst = max((ratio.half_width for of, ratio in ratios.items() if of != twin), default=None)
+    if worst is not None and len(against) > 1:
+        effect = statistics.smallest_detectable_effect(delta, worst)
+        found.figures.append(Figure(name="smallest_detectable_effect", of=baseline, at=at, value=effect, unit="1"))
+    found.codes = race_codes(record, plan, at, found.noise_floor, worst)
+    return found
