@@ -8,41 +8,66 @@
 
 The functions in `torchstone.store.jobs`, `leases`, `hosts`, `logs` take the connection: a caller decides what belongs
 into one transaction.
+
+Locks on PostgreSQL are always taken in this order, so that no two transactions wait for each other: the machine's
+advisory lock, hosts, jobs by id, placements by job id.
+
+Not covered: a process that is frozen (SIGSTOP) inside a write transaction holds SQLite's only write lock until it goes
+on. PostgreSQL ends such a session after a few seconds.
 """
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from torchstone.errors import SetupError
 
 BUSY_TIMEOUT_S = 60
 _SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
+_POSTGRESQL_CONNECTION: dict[str, Any] = {
+    "connect_timeout": 5,
+    # A server or network that fell silent is noticed well before a worker's lease ends.
+    "keepalives_idle": 5,
+    "keepalives_interval": 3,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+# SQLSTATEs of a server out of reach, starting, stopping or full, and of transactions in each other's way
+_PASSING_SQLSTATES = ("08", "57P", "53300", "40001", "40P01", "55P03", "25P03")
+_PASSING_SQLITE_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 class Store:
-    """The database behind one process: an engine and two kinds of transaction."""
+    """The database behind one process: an engine and two kinds of transaction.
 
-    def __init__(self, database_url: str) -> None:
-        self.engine = _engine(database_url)
+    `busy_timeout_s` is how long a call waits for a lock that another transaction holds, before it fails as transient.
+    """
+
+    def __init__(self, database_url: str, *, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
+        self.engine = _engine(database_url, busy_timeout_s)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
+        options = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+        self._reading = self.engine.execution_options(**options)
+        self._writing = self.engine.execution_options(torchstone_write=True)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection for reading; what it sees is one consistent state on SQLite, one per statement on PostgreSQL."""
-        with self.engine.connect() as conn:
+        """A connection for reading: everything it reads is one consistent state."""
+        with self._reading.connect() as conn:
             yield conn
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that commits at the end, or rolls back on any exception."""
-        with self.engine.connect().execution_options(torchstone_write=True) as conn, conn.begin():
+        with self._writing.begin() as conn:
             yield conn
 
     def dispose(self) -> None:
@@ -52,30 +77,49 @@ class Store:
 
 def is_transient(error: SQLAlchemyError) -> bool:
     """Whether the database was merely out of reach or locked, so that the same call may succeed later."""
-    if not isinstance(error, DBAPIError):
+    if isinstance(error, PoolExhausted):
+        return True
+    if not isinstance(error, DBAPIError) or isinstance(error, IntegrityError):
         return False
     if error.connection_invalidated:
         return True
-    message = str(error.orig).lower()
-    return any(word in message for word in ("locked", "busy", "connection", "shutting down", "starting up", "closed"))
+    if isinstance(error.orig, sqlite3.Error):
+        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _PASSING_SQLITE_CODES
+    sqlstate = getattr(error.orig, "sqlstate", None)
+    if sqlstate is None:  # the server did not get to say anything
+        return isinstance(error, OperationalError)
+    return str(sqlstate).startswith(_PASSING_SQLSTATES)
 
 
-def _engine(database_url: str) -> Engine:
+def storable(text: str) -> str:
+    """`text` with what a database or UTF-8 cannot hold (NUL, lone surrogates) shown as replacement characters."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def _engine(database_url: str, busy_timeout_s: float) -> Engine:
     url = make_url(database_url)
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() == "sqlite":
-        return _sqlite(url)
+        return _sqlite(url, busy_timeout_s)
     if url.get_backend_name() == "postgresql":
-        return create_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=10, pool_timeout=10)
+        return _postgresql(url, busy_timeout_s)
     raise SetupError(f"database URL {url.render_as_string()!r}: only sqlite:/// and postgresql:// are supported")
 
 
-def _sqlite(url: Any) -> Engine:
+def _postgresql(url: URL, busy_timeout_s: float) -> Engine:
+    options = f"-c idle_in_transaction_session_timeout=10s -c lock_timeout={int(busy_timeout_s * 1000)}"
+    arguments = {k: v for k, v in (_POSTGRESQL_CONNECTION | {"options": options}).items() if k not in url.query}
+    return create_engine(
+        url, connect_args=arguments, pool_pre_ping=True, pool_size=10, max_overflow=10, pool_timeout=10
+    )
+
+
+def _sqlite(url: URL, busy_timeout_s: float) -> Engine:
     if not url.database or url.database == ":memory:":
         raise SetupError("an in-memory SQLite database cannot be shared by processes: give sqlite:////path/to/file.db")
     Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, pool_size=10, max_overflow=30)
+    engine = create_engine(url, connect_args={"timeout": busy_timeout_s}, pool_size=10, max_overflow=30)
 
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: Any) -> None:

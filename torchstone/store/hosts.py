@@ -79,6 +79,12 @@ def most_cuda(conn: Connection, lease_s: float) -> int:
     return conn.scalar(select(func.max(hosts.c.cuda_count)).where(hosts.c.state == "up", fresh)) or 0
 
 
+def leased(conn: Connection) -> list[dict[str, Any]]:
+    """Every lease that is held: machine, job_id, exclusive. What a waiting job waits for."""
+    query = select(placements.c.machine, placements.c.job_id, placements.c.exclusive)
+    return [dict(row) for row in conn.execute(query.where(placements.c.released_us.is_(None))).mappings()]
+
+
 def inventory(conn: Connection, lease_s: float) -> list[dict[str, Any]]:
     """Every host with its devices and, per device, the job that holds it: the body of GET /v1/devices."""
     silent_s = ((now_us() - hosts.c.seen_us) / 1e6).label("silent_s")

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, or_, select, update
-from uuid6 import uuid7
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, literal_column, select, true, update
 
 from torchstone.errors import Conflict, InvalidRequest
 from torchstone.jobs import State, is_terminal, rfc3339
 from torchstone.scheduling import PRIORITIES
 from torchstone.specs import SPEC_VERSION, BaseSpec
 from torchstone.store import events
+from torchstone.store.ids import new_id
 from torchstone.store.schema import attempts, idempotency_keys, jobs, labels, now_us, placements, results
 
 MOST_AHEAD = 1000
@@ -49,7 +49,7 @@ class NewJob:
         idempotency_key: str | None = None,
     ) -> NewJob:
         """The row of a new job for a checked `spec`; `memory_bytes` is the least that it takes."""
-        job_id = str(uuid7())
+        job_id = new_id()
         text = spec.model_dump_json()
         row = {
             "id": job_id,
@@ -77,6 +77,7 @@ class Stored:
 
     job_id: str
     created: bool
+    created_us: int = 0  # of a new job
     key_reused: bool = False
     """The Idempotency-Key was used before with another body: nothing was stored."""
 
@@ -102,7 +103,7 @@ def insert_many(conn: Connection, new: Sequence[NewJob]) -> list[Stored]:
         if key is not None:
             known[key] = (job.job_id, job.body_sha256)
         fresh.append(job)
-        outcome.append(Stored(job.job_id, created=True))
+        outcome.append(Stored(job.job_id, created=True, created_us=now))
     if fresh:
         conn.execute(insert(jobs), [_row(job, now) for job in fresh])
         label_rows = [{"key": k, "value": v, "job_id": job.job_id} for job in fresh for k, v in job.labels.items()]
@@ -195,27 +196,33 @@ def page(
 
     A keyset page: each filter has an index that ends in the id, so the cost is flat at any depth.
     """
-    query = _SUMMARY
     column: ColumnElement[str] = jobs.c.id
+    query = _SUMMARY
     if label is not None:
         column = labels.c.job_id
         query = query.join(labels, labels.c.job_id == jobs.c.id).where(
             labels.c.key == label[0], labels.c.value == label[1]
         )
-    if states:
-        query = query.where(jobs.c.state.in_(states))
     if kind is not None:
         query = query.where(jobs.c.kind == kind)
     if before is not None:
         query = query.where(column < before)
-    return [dict(row) for row in conn.execute(query.order_by(column.desc()).limit(limit)).mappings()]
+    newest_first = query.order_by(column.desc()).limit(limit)
+    rows: list[dict[str, Any]] = []
+    # One range of an index for each state; IN would read and sort every job in any of them.
+    for wanted in [jobs.c.state == state for state in dict.fromkeys(states)] or [true()]:
+        rows.extend(dict(row) for row in conn.execute(newest_first.where(wanted)).mappings())
+    return sorted(rows, key=lambda row: str(row["id"]), reverse=True)[:limit]
 
 
 def ahead_of(conn: Connection, job_id: str, priority: int) -> int:
     """How many queued jobs come before this one, counted up to MOST_AHEAD."""
-    earlier = or_(jobs.c.priority > priority, and_(jobs.c.priority == priority, jobs.c.id < job_id))
-    first = select(jobs.c.id).where(jobs.c.state == "queued", earlier).limit(MOST_AHEAD).subquery()
-    return conn.scalar(select(func.count()).select_from(first)) or 0
+    queued = select(jobs.c.id).where(jobs.c.state == literal_column("'queued'"))  # the partial index needs the word
+    more_urgent = queued.where(jobs.c.priority > priority).limit(MOST_AHEAD).subquery()
+    earlier = queued.where(jobs.c.priority == priority, jobs.c.id < job_id).limit(MOST_AHEAD).subquery()
+    # Two ranges of the index; one condition with OR would be no range of it at all.
+    counts = [select(func.count()).select_from(part).scalar_subquery() for part in (more_urgent, earlier)]
+    return min(conn.scalar(select(counts[0] + counts[1])) or 0, MOST_AHEAD)
 
 
 def cancel(conn: Connection, job_id: str) -> str | None:

@@ -147,10 +147,12 @@ def held(conn: Connection, host: str, incarnation: str) -> dict[tuple[str, int],
     return {(row.job_id, row.attempt): row.state for row in conn.execute(query)}
 
 
-def progress(conn: Connection, holder: Holder, document: dict[str, Any]) -> bool:
-    """Show how far the job is; False if this attempt no longer holds it."""
-    if not _still_held(conn, holder):
+def progress(conn: Connection, holder: Holder, document: dict[str, Any] | None) -> bool:
+    """Show how far the job is, if there is something new; False if this attempt no longer holds it."""
+    if _still_held(conn, holder) is None:
         return False
+    if document is None:
+        return True
     conn.execute(update(jobs).where(jobs.c.id == holder.job_id).values(progress=orjson.dumps(document).decode()))
     events.add(conn, holder.job_id, "progress", document)
     return True

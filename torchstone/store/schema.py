@@ -9,11 +9,29 @@ what happened, in order. `hosts` are the workers that registered. The shape is c
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVarTuple
 
-from sqlalchemy import BigInteger, Boolean, Column, Float, ForeignKey, Index, Integer, MetaData, Table, Text, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    and_,
+    literal_column,
+    text,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
+
+Columns = TypeVarTuple("Columns")
 
 metadata = MetaData(
     naming_convention={
@@ -42,7 +60,8 @@ def _now_us_sqlite(element: now_us, compiler: Any, **_: Any) -> str:
 
 @compiles(now_us, "postgresql")
 def _now_us_postgresql(element: now_us, compiler: Any, **_: Any) -> str:
-    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
+    # The time at which this statement arrived: unlike clock_timestamp() the planner may compare an index with it.
+    return "CAST(EXTRACT(EPOCH FROM statement_timestamp()) * 1000000 AS BIGINT)"
 
 
 jobs = Table(
@@ -68,20 +87,36 @@ jobs = Table(
     Column("finished_us", BigInteger),
     Column("attempt", Integer, nullable=False, server_default=text("0")),  # the current one; 0 = none yet
     Column("lost", Integer, nullable=False, server_default=text("0")),  # attempts spent on vanished workers
-    Column("rung_us", BigInteger, nullable=False),
+    Column("rung_us", BigInteger, nullable=False),  # when its doorbell rang; 0 = not since it is back in the queue
     Column("progress", Text),
     Column("error", Text),
 )
-# Claiming looks only at what waits, in the order in which it should run.
+# The words stand in the statements themselves: with a bound value neither planner may use an index on just these rows.
+is_queued: ColumnElement[bool] = jobs.c.state == literal_column("'queued'")
+may_expire: ColumnElement[bool] = and_(is_queued, jobs.c.start_by_us.is_not(None))
+
+# Claims and positions look only at what waits, in the order in which it should run; the columns behind the id let a
+# host pass over what it cannot run without reading the rows.
 Index(
     "ix_jobs_queue",
     jobs.c.priority.desc(),
     jobs.c.id,
-    sqlite_where=jobs.c.state == "queued",
-    postgresql_where=jobs.c.state == "queued",
+    jobs.c.device_type,
+    jobs.c.device_count,
+    jobs.c.memory_bytes,
+    jobs.c.rung_us,
+    sqlite_where=is_queued,
+    postgresql_where=is_queued,
 )
+Index("ix_jobs_start_by", jobs.c.start_by_us, sqlite_where=may_expire, postgresql_where=may_expire)
 Index("ix_jobs_state_id", jobs.c.state, jobs.c.id)
-Index("ix_jobs_kind_id", jobs.c.kind, jobs.c.id)
+Index("ix_jobs_kind_state_id", jobs.c.kind, jobs.c.state, jobs.c.id)
+
+
+def of_queue(query: Select[*Columns]) -> Select[*Columns]:
+    """`query` over `jobs`, for only those that wait."""
+    return query.where(is_queued)
+
 
 # Apart from `jobs`, so that lists and claims never drag results along.
 results = Table(
@@ -135,12 +170,8 @@ placements = Table(
     Column("lease_until_us", BigInteger, nullable=False),
     Column("released_us", BigInteger),
 )
-Index(
-    "ix_placements_held",
-    placements.c.machine,
-    sqlite_where=placements.c.released_us.is_(None),
-    postgresql_where=placements.c.released_us.is_(None),
-)
+is_held: ColumnElement[bool] = placements.c.released_us.is_(None)
+Index("ix_placements_held", placements.c.machine, sqlite_where=is_held, postgresql_where=is_held)
 
 hosts = Table(
     "hosts",

@@ -56,13 +56,20 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
     with op.batch_alter_table("jobs", schema=None) as batch_op:
-        batch_op.create_index("ix_jobs_kind_id", ["kind", "id"], unique=False)
+        batch_op.create_index("ix_jobs_kind_state_id", ["kind", "state", "id"], unique=False)
         batch_op.create_index(
             "ix_jobs_queue",
-            [sa.literal_column("priority DESC"), "id"],
+            [sa.literal_column("priority DESC"), "id", "device_type", "device_count", "memory_bytes", "rung_us"],
             unique=False,
             sqlite_where=sa.text("state = 'queued'"),
             postgresql_where=sa.text("state = 'queued'"),
+        )
+        batch_op.create_index(
+            "ix_jobs_start_by",
+            ["start_by_us"],
+            unique=False,
+            sqlite_where=sa.text("state = 'queued' AND start_by_us IS NOT NULL"),
+            postgresql_where=sa.text("state = 'queued' AND start_by_us IS NOT NULL"),
         )
         batch_op.create_index("ix_jobs_state_id", ["state", "id"], unique=False)
 
@@ -202,10 +209,11 @@ def downgrade() -> None:
     op.drop_table("artifacts")
     with op.batch_alter_table("jobs", schema=None) as batch_op:
         batch_op.drop_index("ix_jobs_state_id")
+        batch_op.drop_index("ix_jobs_start_by")
         batch_op.drop_index(
             "ix_jobs_queue", sqlite_where=sa.text("state = 'queued'"), postgresql_where=sa.text("state = 'queued'")
         )
-        batch_op.drop_index("ix_jobs_kind_id")
+        batch_op.drop_index("ix_jobs_kind_state_id")
 
     op.drop_table("jobs")
     op.drop_table("hosts")
