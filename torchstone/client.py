@@ -49,8 +49,10 @@ class Client:
 
     def __init__(self, url: str, *, transport: httpx.BaseTransport | None = None) -> None:
         timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-        self._http = httpx.Client(base_url=url.rstrip("/"), timeout=timeout, transport=transport)
         self.url = url.rstrip("/")
+        is_here = httpx.URL(self.url).host in ("127.0.0.1", "::1", "localhost")
+        # A proxy that is set for the outside world does not reach this machine's own loopback.
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport, trust_env=not is_here)
 
     def __enter__(self) -> Self:
         return self
