@@ -64,6 +64,7 @@ class Runner(Stopwatch):
     def output(self, key: str, file: str) -> None:
         """Write what a call returns (with `grad`: the output and every gradient) to `file`, as .npz, in order."""
         assert self.runnable is not None, "built before it is asked"
+        self.first_call(key)
         write_output(self.runnable, inputs(self.setting, int(key)), self.setting, Path(file))
 
     def facts(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ A contestant that raises, crashes or is killed makes `ask` raise ContestantFaile
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -64,6 +65,8 @@ class Contestant:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        # Else the first full collection in the child would copy every page that it shares with this process.
+        gc.freeze()
         with warnings.catch_warnings():
             # Python 3.12+ warns of forking beside threads: the caller's only other thread waits for its parent's end.
             warnings.filterwarnings("ignore", ".*use of fork\\(\\) may lead to deadlocks", DeprecationWarning)
@@ -96,11 +99,16 @@ class Contestant:
             return value
         raise ContestantFailed(self.name, value["kind"], value["reason"])
 
-    def close(self) -> None:
-        """End the process and reap it."""
-        self.pipe.close()
+    def end(self) -> None:
+        """Have the process ended; `close` waits for it. Taking down its memory takes a while, on another core."""
         if self.exit_status is None:
             os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process and reap it."""
+        self.end()
+        self.pipe.close()
+        if self.exit_status is None:
             _, self.exit_status = os.waitpid(self.pid, 0)
 
     def _died(self) -> ContestantFailed:

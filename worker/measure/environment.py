@@ -24,6 +24,16 @@ LIBRARIES = ("torch", "numpy", "scipy", "triton", "onnx", "onnxruntime", "onnxsc
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+def frequency_mhz(core: int = 0) -> float | None:
+    """The clock of a core now, where the kernel tells it."""
+    told = _int(_read(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/scaling_cur_freq")))
+    if told is not None:
+        return told / 1000
+    text = _read(Path("/proc/cpuinfo")) or ""
+    lines = [line for line in text.splitlines() if line.startswith("cpu MHz")]
+    return float(lines[core].split(":")[1]) if core < len(lines) else None
+
+
 def host_facts(cores: tuple[int, ...]) -> dict[str, Any]:
     """The machine as it is now; `cores` are those that the contestants are pinned to."""
     info = _cpuinfo()
@@ -42,7 +52,7 @@ def host_facts(cores: tuple[int, ...]) -> dict[str, Any]:
         "affinity": sorted(os.sched_getaffinity(0)),
         "governor": _read(frequency / "scaling_governor"),
         "frequency_driver": _read(frequency / "scaling_driver"),
-        "frequency_mhz": float(info["cpu MHz"]) if "cpu MHz" in info else None,
+        "frequency_mhz": frequency_mhz(cores[0]),
         "max_frequency_khz": _int(_read(frequency / "cpuinfo_max_freq")),
         "turbo": _turbo(system),
         "smt": _read(system / "cpu/smt/active") == "1",

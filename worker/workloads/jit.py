@@ -15,13 +15,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 
 from torchstone.errors import InvalidModel, JobError, OutOfMemory, ProcessDied, WorkloadError
-from torchstone.results import Check, Figure, Result, Skipped
+from torchstone.results import Check, Code, Figure, Result, Skipped
 from torchstone.specs import JitSpec, Variant
 from worker.bench import Bench
 from worker.contestants.reproduce import reproduction
@@ -30,7 +31,7 @@ from worker.contestants.table import WAYS
 from worker.contestants.ways import Setting
 from worker.measure.archive import write_archive
 from worker.measure.contestant import Contestant, ContestantFailed
-from worker.measure.environment import Load, host_facts
+from worker.measure.environment import Load, frequency_mhz, host_facts
 from worker.measure.equality import TOLERANCES, TRAINING_TOLERANCE, compare_outputs
 from worker.measure.quality import grade, load_codes
 from worker.measure.race import Plan, Record, race
@@ -66,6 +67,7 @@ class _Experiment:
         self.threads = spec.threads or len(bench.cores)
         self.result = Result()
         self.contestants: dict[str, Contestant] = {}
+        self.ended: list[Contestant] = []
         self.wrong: dict[str, dict[str, str]] = {key: {} for key in self.keys}
         self.build: dict[str, dict[str, Any]] = {}
 
@@ -79,24 +81,28 @@ class _Experiment:
             self._build_all()
             self._check_all()
             self._measure_all()
-            self._describe()
         finally:
-            for contestant in self.contestants.values():
+            for contestant in (*self.ended, *self.contestants.values()):
+                contestant.end()
+            for contestant in (*self.ended, *self.contestants.values()):
                 contestant.close()
         return self.result
 
     def _find_what_is_right(self) -> None:
         self._say("computing eager's and float64's outputs")
         reference = self._start("reference", lambda: Reference(self.setting))
+        reference.send(
+            "outputs",
+            eager={key: str(self._output_file("eager_reference", key)) for key in self.keys},
+            truth={key: str(self._output_file("float64", key)) for key in self.keys},
+        )
+        self._describe()  # meanwhile
         try:
             with self._failing_the_job():
-                facts = reference.ask(
-                    "outputs",
-                    eager={key: str(self._output_file("eager_reference", key)) for key in self.keys},
-                    truth={key: str(self._output_file("float64", key)) for key in self.keys},
-                )
+                facts = reference.answer()
         finally:
-            reference.close()
+            reference.end()
+            self.ended.append(reference)
         for name, unit in (("parameters", "1"), ("parameter_bytes", "B")):
             self.result.figures.append(Figure(name=name, of="model", value=facts[name], unit=unit))
 
@@ -150,10 +156,12 @@ class _Experiment:
                         print(f" (largest error {equal.max_abs_error})")
 
     def _measure_all(self) -> None:
+        host, cores = self.result.environment["hosts"][0], self.bench.cores
+        with self._failing_the_job():
+            host["torch"] = self.contestants[self.spec.baseline.value].ask("facts")
         pids = tuple(contestant.pid for contestant in self.contestants.values())
-        before, facts = Load.now(self.bench.cores, pids), host_facts(self.bench.cores)
+        frequency_before_mhz, before = frequency_mhz(cores[0]), Load.now(cores, pids)
         races: dict[str, tuple[Record, Plan]] = {}
-        codes, floors = [], []
         end_s = time.perf_counter() + self.spec.budget_s
         for index, key in enumerate(self.keys):
             left_s = max(0.0, end_s - time.perf_counter()) / (len(self.keys) - index)
@@ -165,6 +173,17 @@ class _Experiment:
                 record = race(list(self.contestants.values()), key, plan, self._progress_of(index))
             for name, failure in record.failed.items():
                 self._drop(name, failure)
+            races[key] = (record, plan)
+            print(f"  {record.rounds} rounds in {record.spent_s:.2f} s, stopped by {record.stopped_by}")
+        host["during"] = Load.now(cores, pids).since(before)
+        codes = load_codes(host["during"], (frequency_before_mhz, frequency_mhz(cores[0])))
+        for contestant in self.contestants.values():
+            contestant.end()  # their memory is taken down while the figures are worked out
+        self._judge_all(races, codes)
+
+    def _judge_all(self, races: dict[str, tuple[Record, Plan]], codes: list[Code]) -> None:
+        floors = []
+        for key, (record, plan) in races.items():
             found = judge(record, plan, self._at(key), key, self.wrong[key])
             self._add_builds(found.timings)
             self._add_throughput(found.timings, int(key))
@@ -173,22 +192,15 @@ class _Experiment:
             self.result.figures += found.figures
             codes += found.codes
             floors += [found.noise_floor] if found.noise_floor is not None else []
-            races[key] = (record, plan)
-            print(f"  {record.rounds} rounds in {record.spent_s:.2f} s, stopped by {record.stopped_by}")
-        during = Load.now(self.bench.cores, pids).since(before)
-        after = host_facts(self.bench.cores)
-        codes += load_codes(during, (facts["frequency_mhz"], after["frequency_mhz"]))
         self.result.noise_floor = max(floors, default=None)
         self.result.quality = grade(codes)
-        self.result.environment = {"hosts": [{"name": self.bench.host, **facts, "during": during}]}
         write_archive(self.bench.file("samples.npz"), races, {"resamples": 2000, "unit": "s"})
         self.bench.keep(self.bench.file("samples.npz"), "application/octet-stream")
 
     def _describe(self) -> None:
-        host = self.result.environment["hosts"][0]
-        host["torch"] = self.contestants[self.spec.baseline.value].ask("facts")
-        host["devices"] = [vars(device) for device in self.bench.devices]
-        host["seed"] = self.spec.seed
+        host = {"name": self.bench.host, **host_facts(self.bench.cores), "seed": self.spec.seed}
+        host["devices"] = [asdict(device) for device in self.bench.devices]
+        self.result.environment = {"hosts": [host]}
         script = self.bench.file("reproduce.py")
         script.write_text(reproduction(self.spec, self.threads))
         self.bench.keep(script, "text/x-python")
