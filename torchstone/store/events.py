@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, bindparam, func, insert, select
 
 from torchstone.jobs import rfc3339
 from torchstone.store.schema import events, jobs, now_us
@@ -30,13 +30,23 @@ def add_many(conn: Connection, rows: Sequence[tuple[str, int, str, dict[str, Any
     )
 
 
+_AFTER = (
+    select(events)
+    .where(events.c.job_id == bindparam("job_id"), events.c.id > bindparam("last_id"))
+    .order_by(events.c.id)
+    .limit(bindparam("limit"))
+)
+_LATEST = select(jobs.c.id, select(func.max(events.c.id)).where(events.c.job_id == jobs.c.id).scalar_subquery()).where(
+    jobs.c.id.in_(bindparam("job_ids", expanding=True))
+)
+
+
 def after(conn: Connection, job_id: str, last_id: int, limit: int = 500) -> list[dict[str, Any]]:
     """The events of a job with ids over `last_id`, in order: id, at, type, data (JSON text)."""
-    query = select(events).where(events.c.job_id == job_id, events.c.id > last_id).order_by(events.c.id).limit(limit)
-    return [{"id": row.id, "at": rfc3339(row.at_us), "type": row.type, "data": row.data} for row in conn.execute(query)]
+    rows = conn.execute(_AFTER, {"job_id": job_id, "last_id": last_id, "limit": limit})
+    return [{"id": row.id, "at": rfc3339(row.at_us), "type": row.type, "data": row.data} for row in rows]
 
 
 def latest(conn: Connection, job_ids: Sequence[str]) -> dict[str, int]:
     """The newest event's id of each of these jobs: one query for everybody who waits in a process."""
-    newest = select(func.max(events.c.id)).where(events.c.job_id == jobs.c.id).scalar_subquery()
-    return {row[0]: row[1] or 0 for row in conn.execute(select(jobs.c.id, newest).where(jobs.c.id.in_(job_ids)))}
+    return {row[0]: row[1] or 0 for row in conn.execute(_LATEST, {"job_ids": list(job_ids)})}

@@ -12,10 +12,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, and_, func, insert, literal_column, select, true, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, insert, select, update
 
 from torchstone.errors import Conflict, InvalidRequest
 from torchstone.jobs import State, is_terminal, rfc3339
@@ -23,7 +24,7 @@ from torchstone.scheduling import PRIORITIES
 from torchstone.specs import SPEC_VERSION, BaseSpec
 from torchstone.store import events
 from torchstone.store.ids import new_id
-from torchstone.store.schema import attempts, idempotency_keys, jobs, labels, now_us, placements, results
+from torchstone.store.schema import attempts, idempotency_keys, is_queued, jobs, labels, now_us, placements, results
 
 MOST_AHEAD = 1000
 """A queue position is counted up to here, so that polling costs the same however deep the queue is."""
@@ -134,15 +135,22 @@ def _row(job: NewJob, now: int) -> dict[str, Any]:
     return {**row, "created_us": now, "rung_us": now, "start_by_us": start_by_us}
 
 
-_JOB = select(jobs, results.c.result).outerjoin(results, results.c.job_id == jobs.c.id)
-_SUMMARY = select(
-    *[c for c in jobs.c if c.name not in ("memory_bytes", "rung_us", "start_by_us", "lost")],
+# Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
+_OF_JOB = jobs.c.id == bindparam("job_id")
+_JOB = select(jobs, results.c.result).outerjoin(results, results.c.job_id == jobs.c.id).where(_OF_JOB)
+_STATE = select(jobs.c.state).where(_OF_JOB)
+_SUMMARY = select(*[c for c in jobs.c if c.name not in ("memory_bytes", "rung_us", "start_by_us", "lost")])
+_ATTEMPTS = (
+    select(attempts, placements.c.host, placements.c.devices)
+    .outerjoin(placements, and_(placements.c.job_id == attempts.c.job_id, placements.c.attempt == attempts.c.number))
+    .where(attempts.c.job_id == bindparam("job_id"))
+    .order_by(attempts.c.number)
 )
 
 
 def get(conn: Connection, job_id: str) -> dict[str, Any] | None:
     """The row of a job with `result` (JSON text or None) and `attempts` (list of dicts); None if there is none."""
-    row = conn.execute(_JOB.where(jobs.c.id == job_id)).mappings().first()
+    row = conn.execute(_JOB, {"job_id": job_id}).mappings().first()
     if row is None:
         return None
     return {**row, "attempts": attempts_of(conn, job_id) if row["attempt"] else []}
@@ -150,7 +158,7 @@ def get(conn: Connection, job_id: str) -> dict[str, Any] | None:
 
 def state_of(conn: Connection, job_id: str) -> str | None:
     """Only the state of a job: what a long poll looks at."""
-    return conn.scalar(select(jobs.c.state).where(jobs.c.id == job_id))
+    return conn.scalar(_STATE, {"job_id": job_id})
 
 
 def states_of(conn: Connection, job_ids: Sequence[str]) -> dict[str, str]:
@@ -161,14 +169,6 @@ def states_of(conn: Connection, job_ids: Sequence[str]) -> dict[str, str]:
 
 def attempts_of(conn: Connection, job_id: str) -> list[dict[str, Any]]:
     """The attempts of a job in order, in the shape of `torchstone.jobs.Attempt`."""
-    query = (
-        select(attempts, placements.c.host, placements.c.devices)
-        .outerjoin(
-            placements, and_(placements.c.job_id == attempts.c.job_id, placements.c.attempt == attempts.c.number)
-        )
-        .where(attempts.c.job_id == job_id)
-        .order_by(attempts.c.number)
-    )
     return [
         {
             "number": row.number,
@@ -179,7 +179,7 @@ def attempts_of(conn: Connection, job_id: str) -> list[dict[str, Any]]:
             "outcome": row.outcome,
             "reason": row.reason,
         }
-        for row in conn.execute(query)
+        for row in conn.execute(_ATTEMPTS, {"job_id": job_id})
     ]
 
 
@@ -196,33 +196,49 @@ def page(
 
     A keyset page: each filter has an index that ends in the id, so the cost is flat at any depth.
     """
-    column: ColumnElement[str] = jobs.c.id
-    query = _SUMMARY
+    values = {"kind": kind, "before": before, "limit": limit}
     if label is not None:
-        column = labels.c.job_id
-        query = query.join(labels, labels.c.job_id == jobs.c.id).where(
-            labels.c.key == label[0], labels.c.value == label[1]
-        )
-    if kind is not None:
-        query = query.where(jobs.c.kind == kind)
-    if before is not None:
-        query = query.where(column < before)
-    newest_first = query.order_by(column.desc()).limit(limit)
+        values |= {"key": label[0], "value": label[1]}
+    query = _page(label is not None, kind is not None, before is not None, bool(states))
     rows: list[dict[str, Any]] = []
     # One range of an index for each state; IN would read and sort every job in any of them.
-    for wanted in [jobs.c.state == state for state in dict.fromkeys(states)] or [true()]:
-        rows.extend(dict(row) for row in conn.execute(newest_first.where(wanted)).mappings())
+    for state in dict.fromkeys(states) or [None]:
+        rows.extend(dict(row) for row in conn.execute(query, {**values, "state": state}).mappings())
     return sorted(rows, key=lambda row: str(row["id"]), reverse=True)[:limit]
+
+
+@cache
+def _page(by_label: bool, by_kind: bool, further: bool, by_state: bool) -> Select[*tuple[Any, ...]]:
+    """The statement for a page with these filters."""
+    column: ColumnElement[str] = labels.c.job_id if by_label else jobs.c.id
+    query = _SUMMARY
+    if by_label:
+        query = query.join(labels, labels.c.job_id == jobs.c.id)
+        query = query.where(labels.c.key == bindparam("key"), labels.c.value == bindparam("value"))
+    if by_kind:
+        query = query.where(jobs.c.kind == bindparam("kind"))
+    if further:
+        query = query.where(column < bindparam("before"))
+    if by_state:
+        query = query.where(jobs.c.state == bindparam("state"))
+    return query.order_by(column.desc()).limit(bindparam("limit"))
+
+
+def _count_ahead() -> Select[int]:
+    queued = select(jobs.c.id).where(is_queued).limit(MOST_AHEAD)
+    more_urgent = queued.where(jobs.c.priority > bindparam("priority")).subquery()
+    earlier = queued.where(jobs.c.priority == bindparam("priority"), jobs.c.id < bindparam("job_id")).subquery()
+    # Two ranges of the index; one condition with OR would be no range of it at all.
+    counts = [select(func.count()).select_from(part).scalar_subquery() for part in (more_urgent, earlier)]
+    return select(counts[0] + counts[1])
+
+
+_AHEAD = _count_ahead()
 
 
 def ahead_of(conn: Connection, job_id: str, priority: int) -> int:
     """How many queued jobs come before this one, counted up to MOST_AHEAD."""
-    queued = select(jobs.c.id).where(jobs.c.state == literal_column("'queued'"))  # the partial index needs the word
-    more_urgent = queued.where(jobs.c.priority > priority).limit(MOST_AHEAD).subquery()
-    earlier = queued.where(jobs.c.priority == priority, jobs.c.id < job_id).limit(MOST_AHEAD).subquery()
-    # Two ranges of the index; one condition with OR would be no range of it at all.
-    counts = [select(func.count()).select_from(part).scalar_subquery() for part in (more_urgent, earlier)]
-    return min(conn.scalar(select(counts[0] + counts[1])) or 0, MOST_AHEAD)
+    return min(conn.scalar(_AHEAD, {"job_id": job_id, "priority": priority}) or 0, MOST_AHEAD)
 
 
 def cancel(conn: Connection, job_id: str) -> str | None:

@@ -17,16 +17,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, text, update
 
-from torchstone.jobs import State
-from torchstone.scheduling import HostView, Waiting, choose
+from torchstone.jobs import TERMINAL, State
+from torchstone.scheduling import Choice, HostView, Waiting, choose
 from torchstone.store import events
+from torchstone.store.engine import storable
 from torchstone.store.hosts import Host, most_cuda
-from torchstone.store.schema import artifacts, attempts, hosts, jobs, now_us, placements, results
+from torchstone.store.schema import (
+    artifacts,
+    attempts,
+    hosts,
+    is_held,
+    jobs,
+    may_expire,
+    now_us,
+    of_queue,
+    placements,
+    results,
+)
 
-CANDIDATES = 256
-"""How many waiting jobs a claim looks at: more than that many in a row that one host cannot run is another host's."""
+_ONE_RECONCILER = 7086331524901
 
 
 @dataclass(frozen=True)
@@ -51,31 +62,33 @@ class Claim:
 
 
 def claim(conn: Connection, host: Host, lease_s: float) -> Claim | None:
-    """Take the next job that `host` should run, with all its devices; None when there is none for now."""
+    """Take the next job that `host` should run, with all its devices; None when there is none for now.
+
+    None also for a host that is not registered as up, or that was registered anew by a later run.
+    """
     if conn.dialect.name == "postgresql":
-        # SQLite's write transactions are one at a time anyway; here the machine's own row is the turnstile.
-        conn.execute(
-            select(hosts.c.name).where(hosts.c.machine == host.machine).order_by(hosts.c.name).with_for_update()
-        )
-    view = _view(conn, host, lease_s)
-    if view.taken_whole:
+        # SQLite's write transactions are one at a time anyway; here a machine's claims take turns.
+        conn.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(host.machine, 0))))
+    mine = and_(hosts.c.name == host.name, hosts.c.incarnation == host.incarnation, hosts.c.state == "up")
+    if conn.scalar(select(hosts.c.name).where(mine)) is None:
         return None
-    choice = choose(view, _waiting(conn, host))
-    if choice is None:
-        return None
-    row = conn.execute(
-        update(jobs)
-        .where(jobs.c.id == choice.job_id, jobs.c.state == State.queued.value)
-        .values(
-            state=State.running.value,
-            attempt=jobs.c.attempt + 1,
-            started_us=now_us(),
-            progress=None,
-        )
-        .returning(jobs.c.attempt, jobs.c.spec, jobs.c.timeout_s)
-    ).first()
-    if row is None:
-        return None
+    while True:
+        view = _view(conn, host, lease_s)
+        choice = choose(view, _waiting(conn, view))
+        if choice is None:
+            return None
+        row = conn.execute(
+            update(jobs)
+            .where(jobs.c.id == choice.job_id, jobs.c.state == State.queued.value)
+            .values(state=State.running.value, attempt=jobs.c.attempt + 1, started_us=now_us(), progress=None)
+            .returning(jobs.c.attempt, jobs.c.spec, jobs.c.timeout_s)
+        ).first()
+        if row is not None:
+            return _place(conn, host, choice, row, lease_s)
+        # Another machine took it, or somebody cancelled it, between the two statements: look again.
+
+
+def _place(conn: Connection, host: Host, choice: Choice, row: Row[Any], lease_s: float) -> Claim:
     holder = Holder(choice.job_id, row.attempt, host.name, host.incarnation)
     conn.execute(
         insert(placements).values(
@@ -98,9 +111,7 @@ def claim(conn: Connection, host: Host, lease_s: float) -> Claim | None:
 def _view(conn: Connection, host: Host, lease_s: float) -> HostView:
     leased: set[str] = set()
     taken_whole = False
-    held = select(placements.c.devices, placements.c.exclusive).where(
-        placements.c.machine == host.machine, placements.c.released_us.is_(None)
-    )
+    held = select(placements.c.devices, placements.c.exclusive).where(placements.c.machine == host.machine, is_held)
     for row in conn.execute(held):
         leased.update(orjson.loads(row.devices))
         taken_whole = taken_whole or row.exclusive
@@ -116,25 +127,39 @@ def _view(conn: Connection, host: Host, lease_s: float) -> HostView:
     )
 
 
-def _waiting(conn: Connection, host: Host) -> list[Waiting]:
-    most = max(host.count("cuda"), host.count("cpu"))
+def _waiting(conn: Connection, host: HostView) -> list[Waiting]:
+    """The first job in order that this host could ever run: the one that `choose` starts or waits for."""
+    cuda, cpu = (len(host.devices.get(kind, ())) for kind in ("cuda", "cpu"))
+    count, most_anywhere = jobs.c.device_count, max(cuda, host.cuda_elsewhere)
+    could_run = or_(
+        and_(jobs.c.device_type == "cuda", count <= cuda),
+        and_(jobs.c.device_type == "cpu", count <= cpu),
+        and_(jobs.c.device_type == "auto", count <= most_anywhere, count <= cuda),
+        and_(jobs.c.device_type == "auto", count > most_anywhere, count <= cpu),
+    )
+    in_time = or_(jobs.c.start_by_us.is_(None), jobs.c.start_by_us > now_us(), jobs.c.attempt > 0)
     query = (
-        select(jobs.c.id, jobs.c.device_type, jobs.c.device_count, jobs.c.isolation, jobs.c.memory_bytes)
-        .where(jobs.c.state == State.queued.value, jobs.c.device_count <= most)
+        of_queue(select(jobs.c.id, jobs.c.device_type, count, jobs.c.isolation, jobs.c.memory_bytes))
+        .where(could_run, jobs.c.memory_bytes <= host.memory_bytes, in_time)
         .order_by(jobs.c.priority.desc(), jobs.c.id)
-        .limit(CANDIDATES)
+        .limit(1)
     )
     return [Waiting(*row) for row in conn.execute(query)]
 
 
-def renew(conn: Connection, host: str, incarnation: str, lease_s: float) -> None:
-    """Say that this run of the host lives: its leases run `lease_s` on, and the host counts as seen."""
-    conn.execute(
-        update(placements)
-        .where(placements.c.host == host, placements.c.incarnation == incarnation, placements.c.released_us.is_(None))
-        .values(lease_until_us=now_us() + int(lease_s * 1e6))
-    )
-    conn.execute(update(hosts).where(hosts.c.name == host, hosts.c.incarnation == incarnation).values(seen_us=now_us()))
+def renew(conn: Connection, host: str, incarnation: str, lease_s: float) -> bool:
+    """Say that this run of the host lives: its leases run `lease_s` on, and the host counts as seen.
+
+    False, and nothing is renewed, once a later run has registered under the same name.
+    """
+    seen = update(hosts).where(hosts.c.name == host, hosts.c.incarnation == incarnation).values(seen_us=now_us())
+    if conn.execute(seen).rowcount == 0:
+        return False
+    mine = and_(placements.c.host == host, placements.c.incarnation == incarnation, is_held)
+    # An UPDATE locks its rows in any order; whoever takes several jobs back at once locks them in this one.
+    conn.execute(select(placements.c.job_id).where(mine).order_by(placements.c.job_id).with_for_update())
+    conn.execute(update(placements).where(mine).values(lease_until_us=now_us() + int(lease_s * 1e6)))
+    return True
 
 
 def held(conn: Connection, host: str, incarnation: str) -> dict[tuple[str, int], str]:
@@ -142,7 +167,7 @@ def held(conn: Connection, host: str, incarnation: str) -> dict[tuple[str, int],
     query = (
         select(placements.c.job_id, placements.c.attempt, jobs.c.state)
         .join(jobs, jobs.c.id == placements.c.job_id)
-        .where(placements.c.host == host, placements.c.incarnation == incarnation, placements.c.released_us.is_(None))
+        .where(placements.c.host == host, placements.c.incarnation == incarnation, is_held)
     )
     return {(row.job_id, row.attempt): row.state for row in conn.execute(query)}
 
@@ -151,10 +176,9 @@ def progress(conn: Connection, holder: Holder, document: dict[str, Any] | None) 
     """Show how far the job is, if there is something new; False if this attempt no longer holds it."""
     if _still_held(conn, holder) is None:
         return False
-    if document is None:
-        return True
-    conn.execute(update(jobs).where(jobs.c.id == holder.job_id).values(progress=orjson.dumps(document).decode()))
-    events.add(conn, holder.job_id, "progress", document)
+    if document is not None:
+        conn.execute(update(jobs).where(jobs.c.id == holder.job_id).values(progress=_json(document)))
+        events.add(conn, holder.job_id, "progress", document)
     return True
 
 
@@ -171,11 +195,13 @@ def finish(
     """End the job: the state it got, or None if this attempt no longer holds it and nothing was written.
 
     A job that is being cancelled becomes `canceled`, whatever its process had to say at the end; what it had measured
-    by then stays. `files` are rows of artifacts: name, media_type, bytes, sha256.
+    by then stays. `files` are rows of artifacts: name, media_type, bytes, sha256. Saying it twice, because the answer
+    to the first time got lost, changes nothing and gives the same answer.
     """
+    assert outcome in TERMINAL, outcome
     state = _still_held(conn, holder)
     if state is None:
-        return None
+        return _ended_by(conn, holder)
     final = State.canceled if state == State.canceling else outcome
     conn.execute(
         update(jobs)
@@ -183,13 +209,13 @@ def finish(
         .values(
             state=final.value,
             finished_us=now_us(),
-            error=None if error is None or final is State.canceled else orjson.dumps(error).decode(),
+            error=None if error is None or final is State.canceled else _json(error),
         )
     )
     if result is not None:
         conn.execute(insert(results).values(job_id=holder.job_id, result=result))
     if files:
-        conn.execute(insert(artifacts), [{"job_id": holder.job_id, "created_us": _now(conn), **file} for file in files])
+        conn.execute(insert(artifacts).values(created_us=now_us()), [{"job_id": holder.job_id, **f} for f in files])
     if final is State.canceled:
         reason = "canceled on request"
     elif error is not None:
@@ -202,106 +228,131 @@ def finish(
     return final
 
 
+def _ended_by(conn: Connection, holder: Holder) -> State | None:
+    """The state in which this very attempt ended its job, if it did."""
+    query = (
+        select(attempts.c.outcome)
+        .join(placements, and_(placements.c.job_id == attempts.c.job_id, placements.c.attempt == attempts.c.number))
+        .where(
+            attempts.c.job_id == holder.job_id,
+            attempts.c.number == holder.attempt,
+            attempts.c.outcome.in_((State.succeeded.value, State.failed.value)),
+            placements.c.host == holder.host,
+            placements.c.incarnation == holder.incarnation,
+        )
+    )
+    outcome = conn.scalar(query)
+    return None if outcome is None else State(outcome)
+
+
 def give_back(conn: Connection, holder: Holder, reason: str, *, spent: bool, max_attempts: int) -> State | None:
     """The attempt ends without a result: back to the queue, or `worker_lost` when `max_attempts` were spent so.
 
     `spent`: whether it counts (a vanished worker does, an orderly hand-back does not). None if no longer held.
     """
-    if _still_held(conn, holder) is None:
-        return None
-    return _take_back(conn, holder.job_id, holder.attempt, reason, spent=spent, max_attempts=max_attempts)
+    return _take_back(conn, holder, reason, spent=spent, max_attempts=max_attempts)
 
 
 def take_back_from(conn: Connection, host: str, incarnation: str, reason: str, *, max_attempts: int) -> list[str]:
     """Take every job back from earlier runs of `host` (not `incarnation`): its worker restarted. Their ids."""
-    query = select(placements.c.job_id, placements.c.attempt).where(
-        placements.c.host == host, placements.c.incarnation != incarnation, placements.c.released_us.is_(None)
-    )
-    lost = list(conn.execute(query))
-    for row in lost:
-        _take_back(conn, row.job_id, row.attempt, reason, spent=True, max_attempts=max_attempts)
-    return [row.job_id for row in lost]
+    earlier = and_(placements.c.host == host, placements.c.incarnation != incarnation, is_held)
+    return [
+        holder.job_id
+        for holder in _holders(conn, earlier)
+        if _take_back(conn, holder, reason, spent=True, max_attempts=max_attempts)
+    ]
 
 
 def reconcile(conn: Connection, *, max_attempts: int, ring_again_s: float) -> tuple[list[str], list[tuple[str, int]]]:
     """Put right what nobody else will: expired leases, jobs that waited too long, doorbells that got lost.
 
-    Returns the ids of jobs taken back, and the gangs (device_type, device_count) to ring for. One process at a time.
+    Returns the ids of jobs taken back, and the gangs (device_type, device_count) to ring for: each that has waited for
+    `ring_again_s`, every time, until it is claimed. One process at a time; the others return nothing.
     """
-    if conn.dialect.name == "postgresql" and not conn.scalar(text("SELECT pg_try_advisory_xact_lock(7086331524901)")):
+    if conn.dialect.name == "postgresql" and not conn.scalar(
+        text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": _ONE_RECONCILER}
+    ):
         return [], []
-    lost = list(
-        conn.execute(
-            select(placements.c.job_id, placements.c.attempt, placements.c.host).where(
-                placements.c.released_us.is_(None), placements.c.lease_until_us < now_us()
-            )
-        )
-    )
-    for row in lost:
-        reason = f"host {row.host} was not heard of until its lease ended"
-        _take_back(conn, row.job_id, row.attempt, reason, spent=True, max_attempts=max_attempts)
+    lost = []
+    overdue = placements.c.lease_until_us < now_us()
+    for holder in _holders(conn, and_(is_held, overdue)):
+        reason = f"host {holder.host} was not heard of until its lease ended"
+        if _take_back(conn, holder, reason, spent=True, max_attempts=max_attempts, only_if=overdue):
+            lost.append(holder.job_id)
+    # A job that once started in time is not expired by the loss of its worker.
     expired = conn.execute(
         update(jobs)
-        .where(jobs.c.state == State.queued.value, jobs.c.start_by_us < now_us())
+        .where(may_expire, jobs.c.start_by_us <= now_us(), jobs.c.attempt == 0)
         .values(state=State.expired.value, finished_us=now_us())
         .returning(jobs.c.id)
     )
     for row in expired.fetchall():
         events.add(conn, row.id, "state", {"state": "expired"})
-    unheard = select(jobs.c.device_type, jobs.c.device_count).where(
-        jobs.c.state == State.queued.value, jobs.c.rung_us < now_us() - int(ring_again_s * 1e6)
+    unheard = of_queue(select(jobs.c.device_type, jobs.c.device_count)).where(
+        jobs.c.rung_us <= now_us() - int(ring_again_s * 1e6)
     )
-    gangs = [(row.device_type, row.device_count) for row in conn.execute(unheard.distinct())]
-    if gangs:
-        conn.execute(
-            update(jobs)
-            .where(jobs.c.state == State.queued.value, jobs.c.rung_us < now_us() - int(ring_again_s * 1e6))
-            .values(rung_us=now_us())
-        )
-    return [row.job_id for row in lost], gangs
+    return lost, [(row.device_type, row.device_count) for row in conn.execute(unheard.distinct())]
 
 
-def _still_held(conn: Connection, holder: Holder) -> str | None:
-    """The job's state if `holder` is its current, unreleased attempt; locks the row on PostgreSQL."""
-    query = (
-        select(jobs.c.state)
-        .join(placements, placements.c.job_id == jobs.c.id)
-        .where(
-            jobs.c.id == holder.job_id,
-            jobs.c.attempt == holder.attempt,
-            jobs.c.state.in_((State.running.value, State.canceling.value)),
-            placements.c.attempt == holder.attempt,
-            placements.c.host == holder.host,
-            placements.c.incarnation == holder.incarnation,
-            placements.c.released_us.is_(None),
-        )
-        .with_for_update(of=jobs)
+def _holders(conn: Connection, condition: ColumnElement[bool]) -> list[Holder]:
+    columns = (placements.c.job_id, placements.c.attempt, placements.c.host, placements.c.incarnation)
+    return [Holder(*row) for row in conn.execute(select(*columns).where(condition).order_by(placements.c.job_id))]
+
+
+def _still_held(conn: Connection, holder: Holder, only_if: ColumnElement[bool] | None = None) -> str | None:
+    """The job's state if `holder` is its current, unreleased attempt; locks the job until the transaction ends.
+
+    First the lock, then the question: on PostgreSQL the answer would otherwise be of a moment before the lock was free.
+    """
+    job = conn.execute(
+        select(jobs.c.state, jobs.c.attempt).where(jobs.c.id == holder.job_id).with_for_update(key_share=True)
+    ).first()
+    if job is None or job.attempt != holder.attempt or job.state not in (State.running, State.canceling):
+        return None
+    held_now = and_(
+        placements.c.job_id == holder.job_id,
+        placements.c.attempt == holder.attempt,
+        placements.c.host == holder.host,
+        placements.c.incarnation == holder.incarnation,
+        is_held,
     )
-    return conn.scalar(query)
+    if only_if is not None:
+        held_now = and_(held_now, only_if)
+    # Locked too, so that a lease is not renewed while it is being taken away.
+    placement = select(placements.c.job_id).where(held_now).with_for_update()
+    return None if conn.scalar(placement) is None else str(job.state)
 
 
-def _take_back(conn: Connection, job_id: str, attempt: int, reason: str, *, spent: bool, max_attempts: int) -> State:
-    row = conn.execute(select(jobs.c.state, jobs.c.lost).where(jobs.c.id == job_id).with_for_update()).one()
-    lost = row.lost + spent
+def _take_back(
+    conn: Connection,
+    holder: Holder,
+    reason: str,
+    *,
+    spent: bool,
+    max_attempts: int,
+    only_if: ColumnElement[bool] | None = None,
+) -> State | None:
+    """End an attempt that brought no result; None if it no longer holds its job, or `only_if` is not true of it."""
+    held_state = _still_held(conn, holder, only_if)
+    if held_state is None:
+        return None
+    lost = conn.execute(select(jobs.c.lost).where(jobs.c.id == holder.job_id)).scalar_one() + spent
     values: dict[str, Any] = {"lost": lost}
-    event: dict[str, Any] = {"attempt": attempt, "reason": reason}
-    if row.state == State.canceling:
+    event: dict[str, Any] = {"attempt": holder.attempt, "reason": reason}
+    if held_state == State.canceling:
         state, outcome = State.canceled, "canceled"
         values["finished_us"] = now_us()
-    elif lost >= max_attempts:
+    elif spent and lost >= max_attempts:
         state, outcome = State.failed, "lost"
         message = f"the worker was lost {lost} times, the last time: {reason}"
-        values |= {
-            "finished_us": now_us(),
-            "error": orjson.dumps({"code": "worker_lost", "message": message}).decode(),
-        }
         event["error"] = {"code": "worker_lost", "message": message}
+        values |= {"finished_us": now_us(), "error": _json(event["error"])}
     else:
         state, outcome = State.queued, "lost" if spent else "returned"
         values |= {"started_us": None, "progress": None, "rung_us": 0}
-    conn.execute(update(jobs).where(jobs.c.id == job_id).values(state=state.value, **values))
-    _release(conn, job_id, attempt, outcome, reason)
-    events.add(conn, job_id, "state", {"state": state.value, **event})
+    conn.execute(update(jobs).where(jobs.c.id == holder.job_id).values(state=state.value, **values))
+    _release(conn, holder.job_id, holder.attempt, outcome, reason)
+    events.add(conn, holder.job_id, "state", {"state": state.value, **event})
     return state
 
 
@@ -314,10 +365,9 @@ def _release(conn: Connection, job_id: str, attempt: int, outcome: str, reason: 
     conn.execute(
         update(attempts)
         .where(attempts.c.job_id == job_id, attempts.c.number == attempt)
-        .values(finished_us=now_us(), outcome=outcome, reason=reason)
+        .values(finished_us=now_us(), outcome=outcome, reason=None if reason is None else storable(reason))
     )
 
 
-def _now(conn: Connection) -> int:
-    now: int = conn.execute(select(now_us())).scalar_one()
-    return now
+def _json(document: dict[str, Any]) -> str:
+    return orjson.dumps(document).decode()

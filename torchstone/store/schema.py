@@ -9,7 +9,7 @@ what happened, in order. `hosts` are the workers that registered. The shape is c
 
 from __future__ import annotations
 
-from typing import Any, TypeVarTuple
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -21,7 +21,6 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
-    Select,
     Table,
     Text,
     and_,
@@ -30,8 +29,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
-
-Columns = TypeVarTuple("Columns")
 
 metadata = MetaData(
     naming_convention={
@@ -96,9 +93,11 @@ is_queued: ColumnElement[bool] = jobs.c.state == literal_column("'queued'")
 may_expire: ColumnElement[bool] = and_(is_queued, jobs.c.start_by_us.is_not(None))
 
 # Claims and positions look only at what waits, in the order in which it should run; the columns behind the id let a
-# host pass over what it cannot run without reading the rows.
+# host pass over what it cannot run without reading the rows. The state stands in front although it is always the same:
+# without it SQLite, which has no statistics, prefers ix_jobs_state_id and sorts the whole queue for its first job.
 Index(
     "ix_jobs_queue",
+    jobs.c.state,
     jobs.c.priority.desc(),
     jobs.c.id,
     jobs.c.device_type,
@@ -111,12 +110,6 @@ Index(
 Index("ix_jobs_start_by", jobs.c.start_by_us, sqlite_where=may_expire, postgresql_where=may_expire)
 Index("ix_jobs_state_id", jobs.c.state, jobs.c.id)
 Index("ix_jobs_kind_state_id", jobs.c.kind, jobs.c.state, jobs.c.id)
-
-
-def of_queue(query: Select[*Columns]) -> Select[*Columns]:
-    """`query` over `jobs`, for only those that wait."""
-    return query.where(is_queued)
-
 
 # Apart from `jobs`, so that lists and claims never drag results along.
 results = Table(

@@ -59,7 +59,15 @@ def upgrade() -> None:
         batch_op.create_index("ix_jobs_kind_state_id", ["kind", "state", "id"], unique=False)
         batch_op.create_index(
             "ix_jobs_queue",
-            [sa.literal_column("priority DESC"), "id", "device_type", "device_count", "memory_bytes", "rung_us"],
+            [
+                "state",
+                sa.literal_column("priority DESC"),
+                "id",
+                "device_type",
+                "device_count",
+                "memory_bytes",
+                "rung_us",
+            ],
             unique=False,
             sqlite_where=sa.text("state = 'queued'"),
             postgresql_where=sa.text("state = 'queued'"),
