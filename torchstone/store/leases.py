@@ -29,10 +29,10 @@ from torchstone.store.schema import (
     attempts,
     hosts,
     is_held,
+    is_queued,
     jobs,
     may_expire,
     now_us,
-    of_queue,
     placements,
     results,
 )
@@ -139,8 +139,8 @@ def _waiting(conn: Connection, host: HostView) -> list[Waiting]:
     )
     in_time = or_(jobs.c.start_by_us.is_(None), jobs.c.start_by_us > now_us(), jobs.c.attempt > 0)
     query = (
-        of_queue(select(jobs.c.id, jobs.c.device_type, count, jobs.c.isolation, jobs.c.memory_bytes))
-        .where(could_run, jobs.c.memory_bytes <= host.memory_bytes, in_time)
+        select(jobs.c.id, jobs.c.device_type, count, jobs.c.isolation, jobs.c.memory_bytes)
+        .where(is_queued, could_run, jobs.c.memory_bytes <= host.memory_bytes, in_time)
         .order_by(jobs.c.priority.desc(), jobs.c.id)
         .limit(1)
     )
@@ -288,8 +288,8 @@ def reconcile(conn: Connection, *, max_attempts: int, ring_again_s: float) -> tu
     )
     for row in expired.fetchall():
         events.add(conn, row.id, "state", {"state": "expired"})
-    unheard = of_queue(select(jobs.c.device_type, jobs.c.device_count)).where(
-        jobs.c.rung_us <= now_us() - int(ring_again_s * 1e6)
+    unheard = select(jobs.c.device_type, jobs.c.device_count).where(
+        is_queued, jobs.c.rung_us <= now_us() - int(ring_again_s * 1e6)
     )
     return lost, [(row.device_type, row.device_count) for row in conn.execute(unheard.distinct())]
 
