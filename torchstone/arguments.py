@@ -28,27 +28,28 @@ Faults = Iterator[tuple[str, str]]
 
 
 def ints(count: int | None, at_least: int, *, null_entries: bool = False, words: tuple[str, ...] = ()) -> Any:
-    """torch's int-or-tuple: one integer, or a list of `count` (None: of 1 to 8); `words` pass as they are."""
-    one = f"an integer from {at_least} to {LIMIT}" + (" or null" if null_entries else "")
-    many = f"a list of {count} of them" if count else "a list of 1 to 8 of them"
+    """torch's int-or-tuple: one integer, or a list of `count` (None: of 1 to 8); `words` pass as they are.
+
+    A list of one becomes its entry: not all of torch's one-dimensional layers take the list.
+    """
+    one = f"an integer from {at_least} to {LIMIT}"
+    many = f"a list of {count or '1 to 8'} of them{' or null' if null_entries else ''}"
     also = "".join(f", or {word!r}" for word in words)
 
     def fits(value: Any) -> bool:
-        if value is None:
-            return null_entries
         return isinstance(value, int) and not isinstance(value, bool) and at_least <= value <= LIMIT
 
     def check(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             right_length = len(value) == count if count else 1 <= len(value) <= 8
-            if right_length and all(fits(item) for item in value):
-                return list(value)
+            if right_length and all(fits(item) or (null_entries and item is None) for item in value):
+                return value[0] if count == 1 else list(value)
         elif (isinstance(value, str) and value in words) or fits(value):
             return value
         raise ValueError(f"must be {one}, or {many}{also}")
 
     entry: Any = int | None if null_entries else int
-    return Annotated[Any, PlainValidator(check, json_schema_input_type=entry | list[entry] | (str if words else entry))]
+    return Annotated[Any, PlainValidator(check, json_schema_input_type=int | list[entry] | (str if words else int))]
 
 
 def _factors(value: Any) -> Any:

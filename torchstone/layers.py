@@ -124,7 +124,7 @@ def _pool(name: str, n: int, **arguments: Any) -> tuple[str, LayerType]:
 
 
 def _adaptive_pool(name: str, n: int) -> tuple[str, LayerType]:
-    return _row(name, shapes.adaptive_pool(n), output_size=ints(n, 1, null_entries=True))
+    return _row(name, shapes.adaptive_pool(n), output_size=ints(n, 1, null_entries=n > 1))
 
 
 LAYERS: dict[str, LayerType] = dict(
@@ -215,6 +215,7 @@ LAYERS: dict[str, LayerType] = dict(
         # Pooling
         _pool("MaxPool1d", 1, padding=(ints(1, 0), 0), dilation=(ints(1, 1), 1)),
         _pool("MaxPool2d", 2, padding=(ints(2, 0), 0), dilation=(ints(2, 1), 1)),
+        _pool("MaxPool3d", 3, padding=(ints(3, 0), 0), dilation=(ints(3, 1), 1)),
         _pool("AvgPool1d", 1, padding=(ints(1, 0), 0), count_include_pad=(bool, True)),
         _pool(
             "AvgPool2d",
@@ -227,6 +228,7 @@ LAYERS: dict[str, LayerType] = dict(
         _pool("LPPool2d", 2, norm_type=Positive),
         _adaptive_pool("AdaptiveAvgPool1d", 1),
         _adaptive_pool("AdaptiveAvgPool2d", 2),
+        _adaptive_pool("AdaptiveAvgPool3d", 3),
         _adaptive_pool("AdaptiveMaxPool1d", 1),
         _adaptive_pool("AdaptiveMaxPool2d", 2),
         # Shapes
@@ -316,5 +318,6 @@ def parse_layer(body: Any) -> Layer:
 def _near(name: str, names: Iterable[str]) -> str:
     """ " (did you mean Linear?)" where something is near `name`, whatever its case."""
     by_lower = {known.lower(): known for known in names}
-    matches = difflib.get_close_matches(name[:80].lower(), by_lower, n=3, cutoff=0.7)
+    lower = name[:80].lower()
+    matches = [lower] if lower in by_lower else difflib.get_close_matches(lower, by_lower, n=3, cutoff=0.75)
     return f" (did you mean {' or '.join(by_lower[match] for match in matches)}?)" if matches else ""

@@ -23,7 +23,7 @@ from torchstone.strict import Strict, refusal
 Init = Literal["default", "zeros", "normal"]
 
 
-def _preset_init(preset: str | None) -> Init:
+def _preset_init(preset: Any) -> Init:
     return "default" if preset == "mlp" else "normal"
 
 
@@ -32,10 +32,17 @@ class PresetModel(Strict):
 
     preset: Literal["mlp", "lenet", "resnet18"]
     init: Init | None = Field(
-        default_factory=lambda others: _preset_init(others.get("preset")),
+        None,
         description="Initial weights: torch's default, all zeros, or N(0, 0.01) with zero biases. "
         "Unless given: default for mlp, normal for lenet and resnet18, as the chapter has them.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _init_is_told(cls, body: Any) -> Any:
+        if isinstance(body, dict) and body.get("init") is None:
+            return {**body, "init": _preset_init(body.get("preset"))}
+        return body
 
     @property
     def initial(self) -> Init:

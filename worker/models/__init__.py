@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from torchstone.errors import InvalidModel, OutOfMemory
 from torchstone.facts import facts
 from torchstone.models import LayersModel, PresetModel
 from worker.models.initial import set_initial_weights
@@ -26,18 +25,12 @@ __all__ = ["build", "inputs"]
 def build(model: PresetModel | LayersModel, seed: int) -> nn.Module:
     """The module that `model` describes, on the CPU, in float32 and in training mode.
 
-    Raises InvalidModel naming the layer that torch refuses, OutOfMemory where its weights do not fit.
+    Raises InvalidModel for a layer that torch does not build, OutOfMemory for one whose weights do not fit.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        try:
-            module = PRESETS[model.preset]() if isinstance(model, PresetModel) else sequential(model.parsed)
-            set_initial_weights(module, model.initial)
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, MemoryError) or "allocate memory" in str(error):
-                wanted = facts(model).parameter_bytes("float32")
-                raise OutOfMemory(f"the model's weights ({wanted} bytes) do not fit into memory") from error
-            raise InvalidModel(f"the model cannot be built: {error}") from error
+        module = PRESETS[model.preset]() if isinstance(model, PresetModel) else sequential(model.parsed)
+        set_initial_weights(module, model.initial)
     return module
 
 

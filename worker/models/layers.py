@@ -8,12 +8,13 @@ number. Names are looked up in that table only: no other class of torch.nn can b
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchstone.errors import InvalidModel
+from torchstone.errors import InvalidModel, OutOfMemory
 from torchstone.layers import LAYERS, Layer
 
 
@@ -24,19 +25,24 @@ class Sqrt(nn.Module):
         return torch.sqrt(x)
 
 
+_MEMORY = re.compile("allocate memory|not enough memory|Storage size calculation overflowed")
 OWN: dict[str, type[nn.Module]] = {"Sqrt": Sqrt}
 
 
 def sequential(layers: list[Layer]) -> nn.Sequential:
     """The layers one after another.
 
-    Raises InvalidModel for a layer that torch does not build.
+    Raises InvalidModel for a layer that torch does not build, OutOfMemory for one whose weights do not fit.
     """
     modules = []
     for index, layer in enumerate(layers):
         try:
             modules.append(module_of(layer))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+            if isinstance(error, MemoryError) or _MEMORY.search(str(error)):
+                count = LAYERS[layer.type].parameters(layer)
+                detail = f"layer {index} ({layer.type}): its {count} parameters do not fit into memory"
+                raise OutOfMemory(detail) from error
             raise InvalidModel(f"layer {index} ({layer.type}) cannot be built: {error}") from error
     return nn.Sequential(*modules)
 
