@@ -20,7 +20,7 @@ from obstore.exceptions import NotFoundError
 from obstore.store import LocalStore, from_url
 from sqlalchemy import Connection, select
 
-from torchstone.errors import SetupError
+from torchstone.errors import Gone, SetupError
 from torchstone.store.schema import artifacts
 
 CHUNK_BYTES = 1 << 20
@@ -56,11 +56,17 @@ class Blobs:
             return None
 
     async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
-        """The bytes [start, end) in chunks of about a MiB; at no time are they all in memory."""
+        """The bytes [start, end) in chunks of about a MiB; at no time are they all in memory.
+
+        Raises Gone when they are not in the store any more.
+        """
         for offset in range(start, end, CHUNK_BYTES):
-            chunk = await obstore.get_range_async(
-                self._store, _key(sha256), start=offset, end=min(offset + CHUNK_BYTES, end)
-            )
+            try:
+                chunk = await obstore.get_range_async(
+                    self._store, _key(sha256), start=offset, end=min(offset + CHUNK_BYTES, end)
+                )
+            except (NotFoundError, FileNotFoundError):
+                raise Gone(f"the bytes with SHA-256 {sha256} are no longer in the artifact store") from None
             yield bytes(chunk)
 
     def delete(self, sha256: str) -> None:

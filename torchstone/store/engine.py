@@ -24,7 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
@@ -89,6 +90,11 @@ def is_transient(error: SQLAlchemyError) -> bool:
     if sqlstate is None:  # the server did not get to say anything
         return isinstance(error, OperationalError)
     return str(sqlstate).startswith(_PASSING_SQLSTATES)
+
+
+def insert_into(conn: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that can say what to do about a row that is there already."""
+    return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
 
 
 def storable(text: str) -> str:

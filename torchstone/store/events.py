@@ -13,14 +13,20 @@ from torchstone.store.schema import events, jobs, now_us
 
 
 def add(conn: Connection, job_id: str, event_type: str, data: dict[str, Any]) -> None:
-    """Record one event, by the database's clock."""
+    """Record one event, by the database's clock.
+
+    PostgreSQL gives out ids before the commits that show them. The job's row stays locked in between, so the events of
+    one job become visible in the order of their ids, and a client that resumes after the last one it saw misses none.
+    """
+    if conn.dialect.name == "postgresql":
+        conn.execute(select(jobs.c.id).where(jobs.c.id == job_id).with_for_update(key_share=True))
     conn.execute(
         insert(events).values(job_id=job_id, at_us=now_us(), type=event_type, data=orjson.dumps(data).decode())
     )
 
 
 def add_many(conn: Connection, rows: Sequence[tuple[str, int, str, dict[str, Any]]]) -> None:
-    """Record (job_id, at_us, type, data) rows in one statement."""
+    """Record (job_id, at_us, type, data) rows, the first of their jobs, in one statement."""
     conn.execute(
         insert(events),
         [

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, select, update
 
 from torchstone.jobs import rfc3339
-from torchstone.store.schema import hosts, jobs, now_us, placements
+from torchstone.store.engine import insert_into
+from torchstone.store.schema import hosts, is_held, now_us, placements
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ def register(conn: Connection, host: Host) -> None:
         "registered_us": now_us(),
         "seen_us": now_us(),
     }
-    if conn.execute(update(hosts).where(hosts.c.name == host.name).values(values)).rowcount == 0:
-        conn.execute(insert(hosts).values(name=host.name, **values))
+    row = insert_into(conn, hosts).values(name=host.name, **values)
+    conn.execute(row.on_conflict_do_update(index_elements=[hosts.c.name], set_=values))
 
 
 def find(conn: Connection, name: str) -> dict[str, Any] | None:
@@ -82,7 +83,7 @@ def most_cuda(conn: Connection, lease_s: float) -> int:
 def leased(conn: Connection) -> list[dict[str, Any]]:
     """Every lease that is held: machine, job_id, exclusive. What a waiting job waits for."""
     query = select(placements.c.machine, placements.c.job_id, placements.c.exclusive)
-    return [dict(row) for row in conn.execute(query.where(placements.c.released_us.is_(None))).mappings()]
+    return [dict(row) for row in conn.execute(query.where(is_held)).mappings()]
 
 
 def inventory(conn: Connection, lease_s: float) -> list[dict[str, Any]]:
@@ -90,18 +91,14 @@ def inventory(conn: Connection, lease_s: float) -> list[dict[str, Any]]:
     silent_s = ((now_us() - hosts.c.seen_us) / 1e6).label("silent_s")
     held: dict[tuple[str, str], dict[str, Any]] = {}
     exclusive: dict[str, str] = {}
-    query = (
-        select(
-            placements.c.machine,
-            placements.c.devices,
-            placements.c.exclusive,
-            placements.c.job_id,
-            placements.c.attempt,
-            placements.c.lease_until_us,
-        )
-        .join(jobs, jobs.c.id == placements.c.job_id)
-        .where(placements.c.released_us.is_(None))
-    )
+    query = select(
+        placements.c.machine,
+        placements.c.devices,
+        placements.c.exclusive,
+        placements.c.job_id,
+        placements.c.attempt,
+        placements.c.lease_until_us,
+    ).where(is_held)
     for placed in conn.execute(query):
         holder = {"job": placed.job_id, "attempt": placed.attempt, "lease_until": rfc3339(placed.lease_until_us)}
         for device in orjson.loads(placed.devices):

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, insert, select, text, update
 
 from torchstone.errors import Conflict, InvalidRequest
 from torchstone.jobs import State, is_terminal, rfc3339
@@ -87,7 +87,7 @@ def insert_many(conn: Connection, new: Sequence[NewJob]) -> list[Stored]:
     """Accept `new` jobs in one go; one Stored each, in order.
 
     A key that was seen before, in the database or earlier in `new`, gives the job of then if the body is the same.
-    Raises IntegrityError when another process took a key in this very moment: run the transaction again.
+    Ten requests at once with one key make one job, whichever processes they reach.
     """
     known = _known_keys(conn, [job.idempotency_key for job in new if job.idempotency_key])
     now = conn.scalar(select(now_us()))
@@ -124,6 +124,11 @@ def insert_many(conn: Connection, new: Sequence[NewJob]) -> list[Stored]:
 def _known_keys(conn: Connection, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     if not keys:
         return {}
+    if conn.dialect.name == "postgresql":
+        # Whoever else brings one of these keys now waits here, and then finds the job in the table. Sorted, so that
+        # two batches never wait for each other. (SQLite's write transactions are one at a time.)
+        numbers = sorted({int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], signed=True) for key in keys})
+        conn.execute(text("SELECT pg_advisory_xact_lock(n) FROM unnest(CAST(:n AS bigint[])) AS n"), {"n": numbers})
     query = select(idempotency_keys).where(idempotency_keys.c.key.in_(keys))
     return {row.key: (row.job_id, row.body_sha256) for row in conn.execute(query)}
 
@@ -194,11 +199,14 @@ def page(
 ) -> list[dict[str, Any]]:
     """Up to `limit` jobs, newest first, older than the id `before`; rows without their results.
 
-    A keyset page: each filter has an index that ends in the id, so the cost is flat at any depth.
+    A keyset page: each filter has an index that ends in the id, so the cost is flat at any depth. Only a label together
+    with a state or kind that few of its jobs have costs as much as the label has jobs.
     """
     values = {"kind": kind, "before": before, "limit": limit}
     if label is not None:
         values |= {"key": label[0], "value": label[1]}
+    if kind is not None and label is None:
+        states = states or list(State)  # the index by kind has the state before the id
     query = _page(label is not None, kind is not None, before is not None, bool(states))
     rows: list[dict[str, Any]] = []
     # One range of an index for each state; IN would read and sort every job in any of them.
@@ -246,17 +254,18 @@ def cancel(conn: Connection, job_id: str) -> str | None:
 
     Asking again while it is canceling is harmless. Raises Conflict when the job has already ended.
     """
-    for old, new in ((State.queued, State.canceled), (State.running, State.canceling)):
-        values: dict[str, Any] = {"state": new.value}
-        if is_terminal(new):
-            values["finished_us"] = now_us()
-        if conn.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state == old.value).values(values)).rowcount:
-            events.add(conn, job_id, "state", {"state": new.value})
-            return new.value
-    state = state_of(conn, job_id)
-    if state is not None and state != State.canceling:
+    # Locked first: a job that is claimed or taken back in this moment is in the one state or the other, never missed.
+    state = conn.scalar(select(jobs.c.state).where(jobs.c.id == job_id).with_for_update(key_share=True))
+    if state is None or state == State.canceling:
+        return state
+    if is_terminal(state):
         raise Conflict(f"the job has already ended: it is {state}")
-    return state
+    values: dict[str, Any] = {"state": State.canceling.value}
+    if state == State.queued:
+        values = {"state": State.canceled.value, "finished_us": now_us()}
+    conn.execute(update(jobs).where(jobs.c.id == job_id).values(values))
+    events.add(conn, job_id, "state", {"state": values["state"]})
+    return str(values["state"])
 
 
 def check_capacity(spec: BaseSpec, memory_bytes: int, hosts: Sequence[dict[str, Any]]) -> None:
@@ -267,8 +276,10 @@ def check_capacity(spec: BaseSpec, memory_bytes: int, hosts: Sequence[dict[str, 
     if not hosts:
         return
     wanted, count = spec.devices.type, spec.devices.count
-    most = {kind: max(host[f"{kind}_count"] for host in hosts) for kind in ("cuda", "cpu")}
-    reachable = max(most.values()) if wanted == "auto" else most[wanted]
+    kinds = ("cuda", "cpu") if wanted == "auto" else (wanted,)
+    if wanted == "auto" and max(host["cuda_count"] for host in hosts) >= count:
+        kinds = ("cuda",)
+    reachable = max(host[f"{kind}_count"] for host in hosts for kind in kinds)
     if reachable == 0:
         detail = f"no registered host has a {wanted} device"
         raise InvalidRequest(detail, errors=[{"pointer": "/devices/type", "detail": detail}])
@@ -276,7 +287,8 @@ def check_capacity(spec: BaseSpec, memory_bytes: int, hosts: Sequence[dict[str, 
         kind = "" if wanted == "auto" else f"{wanted} "
         detail = f"{count} {kind}devices asked for; the most that one registered host has is {reachable}"
         raise InvalidRequest(detail, errors=[{"pointer": "/devices/count", "detail": detail}])
-    biggest = max(host["memory_bytes"] for host in hosts)
+    fitting = [host for host in hosts if max(host[f"{kind}_count"] for kind in kinds) >= count]
+    biggest = max(host["memory_bytes"] for host in fitting)
     if memory_bytes > biggest:
         detail = (
             f"the model needs at least {memory_bytes / 1e9:.1f} GB; "

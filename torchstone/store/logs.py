@@ -1,22 +1,23 @@
-"""What a job printed, in numbered chunks per attempt, readable while it runs."""
+"""What a job printed, in numbered chunks per attempt, readable while it runs.
+
+Each attempt writes under its own number, so that a stale worker's last words stand apart from the current attempt's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
+from torchstone.store.engine import insert_into, storable
 from torchstone.store.schema import logs
 
 
 def append(conn: Connection, job_id: str, attempt: int, chunks: Sequence[tuple[int, str]]) -> None:
-    """Store (seq, text) chunks; PostgreSQL's text cannot hold NUL, so it is shown as a replacement character."""
-    rows = [
-        {"job_id": job_id, "attempt": attempt, "seq": seq, "text": text.replace("\x00", "\ufffd")}
-        for seq, text in chunks
-    ]
+    """Store (seq, text) chunks; those stored before, by a call whose answer got lost, stay as they are."""
+    rows = [{"job_id": job_id, "attempt": attempt, "seq": seq, "text": storable(text)} for seq, text in chunks]
     if rows:
-        conn.execute(insert(logs), rows)
+        conn.execute(insert_into(conn, logs).on_conflict_do_nothing(), rows)
 
 
 def read(

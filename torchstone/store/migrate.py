@@ -18,7 +18,10 @@ _ADVISORY_LOCK = 7086331524900
 
 
 def migrate(database_url: str) -> str:
-    """Apply every missing migration; safe to run twice and by two processes at once. The revision it ends at."""
+    """Apply every missing migration; safe to run twice and by two processes at once. The revision it ends at.
+
+    Raises SetupError, and changes nothing, when a newer version of Torchstone has been at this database.
+    """
     from alembic import command
 
     store = Store(database_url)
@@ -27,6 +30,7 @@ def migrate(database_url: str) -> str:
             if not store.is_sqlite:
                 conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
             config = _config()
+            _refuse_unknown(config, _revision(conn))
             config.attributes["connection"] = conn
             command.upgrade(config, "head")
             return _revision(conn) or ""
@@ -38,12 +42,22 @@ def require_current_schema(store: Store) -> None:
     """Raise SetupError unless the database has exactly the schema that this code was written for."""
     from alembic.script import ScriptDirectory
 
-    head = ScriptDirectory.from_config(_config()).get_current_head()
+    config = _config()
+    head = ScriptDirectory.from_config(config).get_current_head()
     with store.read() as conn:
         found = _revision(conn)
+    _refuse_unknown(config, found)
     if found != head:
         have = f"is at revision {found}" if found else "has no Torchstone tables"
         raise SetupError(f"the database {have}; this version needs {head}: run `torchstone migrate` first")
+
+
+def _refuse_unknown(config: Config, revision: str | None) -> None:
+    from alembic.script import ScriptDirectory
+
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise SetupError(f"the database is at revision {revision}, made by a newer version of Torchstone: run that one")
 
 
 def _config() -> Config:
