@@ -187,7 +187,7 @@ def transposed_convolution(spatial: int) -> Any:
         rows = zip(sizes, *(each(argument, spatial) for argument in arguments), strict=True)
         out = [(size - 1) * s - 2 * p + d * (k - 1) + extra + 1 for size, k, s, p, extra, d in rows]
         if min(out) < 1:
-            raise Misfit(f"an input from which its padding leaves something ({out} would be left)")
+            raise Misfit(f"an input of which its padding leaves something ({out} would be left)")
         return (layer.out_channels, *out)
 
     return shape_of
@@ -226,10 +226,10 @@ def adaptive_pool(spatial: int) -> Any:
 def zero_pad2d(layer: Any, shape: Shape) -> Shape:
     height, width = channels_first(None, 2, shape)
     left, right, top, bottom = each(layer.padding, 4)
-    out = (height + top + bottom, width + left + right)
-    if min(out) < 1:
-        raise Misfit(f"an input from which its padding leaves something ({list(out)} would be left)")
-    return (shape[0], *out)
+    kept = [height + min(top, 0) + min(bottom, 0), width + min(left, 0) + min(right, 0)]  # below 0 it crops, first
+    if min(kept) < 1:
+        raise Misfit(f"an input of which its padding leaves something ({kept} would be left)")
+    return (shape[0], height + top + bottom, width + left + right)
 
 
 def upsample(layer: Any, shape: Shape) -> Shape:

@@ -103,7 +103,7 @@ def group_norm(draw: Draw) -> Sample:
 
 
 @st.composite
-def layer_norm(draw: Draw, **others: st.SearchStrategy[Any]) -> Sample:
+def layer_norm(draw: Draw, /, **others: st.SearchStrategy[Any]) -> Sample:
     shape = draw(any_shape)
     trailing = draw(st.integers(1, len(shape)))
     normalized: Any = shape[-trailing:]
@@ -138,7 +138,7 @@ def unflatten(draw: Draw) -> Sample:
 
 
 @st.composite
-def pool(draw: Draw, n: int, required: dict[str, Any] | None = None, **others: st.SearchStrategy[Any]) -> Sample:
+def pool(draw: Draw, /, n: int, required: dict[str, Any] | None = None, **others: st.SearchStrategy[Any]) -> Sample:
     arguments = {"kernel_size": draw(sizes(n, 1, 4)), **(required or {})}
     return draw(optional(arguments, stride=sizes(n, 1, 4), ceil_mode=flag, **others)), draw(image(n, 3, 9))
 

@@ -115,6 +115,7 @@ def test_arguments_have_torchs_names_and_defaults(name: str) -> None:
         ({"type": "GroupNorm", "num_groups": 2, "num_channels": 2}, (2,)),
         ({"type": "InstanceNorm1d", "num_features": 2}, (2, 1)),
         ({"type": "LayerNorm", "normalized_shape": [2, 3]}, (2, 4)),
+        ({"type": "ZeroPad2d", "padding": [0, 0, 2, -2]}, (1, 1, 1)),
         ({"type": "PReLU", "num_parameters": 3}, (2, 4)),
     ],
     ids=lambda value: value["type"] if isinstance(value, dict) else "",
