@@ -8,10 +8,12 @@ free, the queue of gangs of k is not consumed: the bell then waits for the first
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import structlog
 from celery import Celery, signals
+from celery.exceptions import SecurityWarning
 from sqlalchemy.exc import SQLAlchemyError
 
 from torchstone.queue import TASK, celery_app, queue_name
@@ -78,6 +80,8 @@ def build(settings: Settings, host: WorkerHost) -> Celery:
 
 def serve(app: Celery) -> None:
     """Answer doorbells until SIGTERM or SIGINT; a broker that goes away is waited for."""
+    # Celery warns of root because a pickled message would be code; this app takes JSON alone.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
         pool="threads",
         concurrency=4,

@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 import orjson
 
 from torchstone.errors import JobError, OutOfMemory, WorkloadError
+from torchstone.results import Result
 from torchstone.specs import parse_spec
 from worker import processes
 from worker.bench import Assignment, Bench
@@ -36,8 +38,16 @@ _VIRTUAL_HEADROOM_BYTES = 8 << 30
 """Address space is not memory: torch maps libraries and arenas that it never touches."""
 
 
-def main(assignment: Assignment, events: Connection, output: Connection) -> None:
-    """Run the job and send its result; the exit code says nothing that the message does not."""
+def main(
+    assignment: Assignment,
+    events: Connection,
+    output: Connection,
+    find: Callable[[str], Callable[[Any, Bench], Result]] = workload,
+) -> None:
+    """Run the job and send its result; the exit code says nothing that the message does not.
+
+    `find` gives the `run` function of a kind.
+    """
     os.setsid()
     processes.die_with_parent()
     processes.become_subreaper()
@@ -57,7 +67,7 @@ def main(assignment: Assignment, events: Connection, output: Connection) -> None
     message: dict[str, Any]
     try:
         spec = parse_spec(orjson.loads(assignment.spec))
-        result = workload(spec.kind)(spec, bench)
+        result = find(spec.kind)(spec, bench)
         message = {"type": "result", "result": result.to_json(), "files": bench.kept}
     except BaseException as error:
         cause = as_job_error(error)

@@ -49,11 +49,11 @@ log = structlog.get_logger(__name__)
 class WorkerHost:
     """This host, as the database knows it, and the jobs that it runs now."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, launcher: Launcher | None = None) -> None:
         self.settings = settings
         self.store = Store(settings.database_url, busy_timeout_s=DATABASE_PATIENCE_S)
         self.blobs = Blobs(settings.artifacts_url)
-        self.launcher = Launcher()
+        self.launcher = launcher or Launcher()
         self.devices = {device.name: device for device in discover(settings)}
         self.host = hosts.Host(
             name=settings.host_name,
@@ -149,7 +149,12 @@ class WorkerHost:
             run.join(self.settings.kill_grace_s + 15)
 
     def close(self) -> None:
-        """Say goodbye; every job must be over."""
+        """End what still runs, say goodbye, end the forkserver."""
+        self.close_but_launcher()
+        self.launcher.close()
+
+    def close_but_launcher(self) -> None:
+        """`close`, for a launcher that somebody else goes on using."""
         self._draining = True
         self._stopping.set()
         for run in self.runs():
@@ -160,7 +165,6 @@ class WorkerHost:
             self._keeper.join(timeout=5)
         with contextlib.suppress(SQLAlchemyError), self.store.write() as conn:
             hosts.set_state(conn, self.host.name, self.host.incarnation, "down")
-        self.launcher.close()
         self.store.dispose()
         if self._turn is not None:
             self._turn.close()

@@ -63,13 +63,21 @@ class Outcome:
 class Launcher:
     """The forkserver with torch imported, and the one thread that starts processes through it."""
 
-    def __init__(self) -> None:
+    def __init__(self, entry: str = "worker.child") -> None:
+        """`entry`: the module whose `main(assignment, events, output)` a job's process runs."""
+        self._entry = entry
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["worker.preload"])
         # The kernel ends the forkserver when the thread that started it ends: so one lasting thread starts everything.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
         self._leaders: set[int] = set()
         self._lock = threading.Lock()
+
+    @property
+    def server_pid(self) -> int | None:
+        """The forkserver's pid; None before it was started."""
+        pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        return pid
 
     def warm_up(self) -> None:
         """Start the forkserver, without waiting until it has imported torch."""
@@ -83,7 +91,7 @@ class Launcher:
         events, child_events = self._context.Pipe(duplex=False)
         output, child_output = self._context.Pipe(duplex=False)
         process = self._context.Process(
-            target=_enter, args=(assignment, child_events, child_output), name=f"job-{assignment.job_id}"
+            target=_enter, args=(self._entry, assignment, child_events, child_output), name=f"job-{assignment.job_id}"
         )
         with self._lock:  # `sweep` must not take a leader for a stray before it is known
             process.start()
@@ -97,7 +105,7 @@ class Launcher:
     def sweep(self) -> list[int]:
         """End what dead jobs left behind: the forkserver's children that lead no living job. Their pids."""
         with self._lock:
-            server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+            server = self.server_pid
             if server is None:
                 return []
             strays = [pid for pid in processes.children(server) if pid not in self._leaders]
@@ -114,7 +122,7 @@ class Launcher:
 
     def close(self) -> None:
         """End the forkserver; jobs must be over."""
-        server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+        server = self.server_pid
         self._starter.shutdown()
         if server is not None:
             processes.end_group(server, grace_s=0)
@@ -272,9 +280,9 @@ def end_recorded(folder: Path) -> list[int]:
     return processes.end_group(pid, grace_s=0).pids
 
 
-def _enter(assignment: Assignment, events: Connection, output: Connection) -> None:
+def _enter(entry: str, assignment: Assignment, events: Connection, output: Connection) -> None:
     """The first step of the job's process: only there is what lies below the wall imported."""
-    importlib.import_module("worker.child").main(assignment, events, output)
+    importlib.import_module(entry).main(assignment, events, output)
 
 
 def _oom_kills() -> int:

@@ -162,7 +162,7 @@ class JobRun:
             text = f"the job ran for longer than its timeout_s of {self.claim.timeout_s:g} s"
             return State.failed, {"code": "timed_out", "message": text}
         if outcome.stopped == "out_of_memory":
-            text = f"the job held {outcome.peak_bytes / 1e9:.1f} GB; a job on this host may take {limit_gb:.1f} GB"
+            text = f"the job held {outcome.peak_bytes / 1e9:.2f} GB of memory; a job on this host may take {limit_gb:.2f} GB"
             return State.failed, {"code": "out_of_memory", "message": text}
         if message is None and outcome.oom_killed:
             text = "the kernel ended the job's process because memory ran out"
