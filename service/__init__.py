@@ -1,0 +1,16 @@
+"""The HTTP service: takes experiment specs, answers with jobs, results and artifacts. Never imports torch.
+
+    python -m service                      # reads TORCHSTONE_* from the environment; see torchstone.settings
+
+app.py         create_app(settings), and what lives as long as the process
+routes/        one router a file
+problems.py    every error as application/problem+json
+bodies.py      reading and parsing what clients send
+queries.py     query parameters and the Prefer header
+documents.py   rows of the store as JSON documents
+writer.py      accepts jobs, many in one commit
+waits.py       wakes everybody who waits for a job to change
+fleet.py       what the hosts can run, and what a job waits for
+reconciler.py  puts right what workers that vanished left behind
+openapi.py     the description, with the specs' schemas and working examples
+"""

@@ -8,6 +8,8 @@
     │   ├── Conflict 409
     │   ├── Gone 410
     │   ├── TooLarge 413
+    │   ├── UnsupportedMediaType 415
+    │   ├── RangeNotSatisfiable 416
     │   └── Unavailable 503         the store or the broker is out of reach (with Retry-After)
     ├── JobError                what ends a job as `failed`; carries a code for `job.error.code`
     │   ├── InvalidModel            the model cannot be built or run on its input
@@ -93,6 +95,20 @@ class TooLarge(RequestError):
 
     status = 413
     title = "Content too large"
+
+
+class UnsupportedMediaType(RequestError):
+    """The body is not in a format that is taken."""
+
+    status = 415
+    title = "Unsupported media type"
+
+
+class RangeNotSatisfiable(RequestError):
+    """The range asked for lies outside of the file."""
+
+    status = 416
+    title = "Range not satisfiable"
 
 
 class Unavailable(RequestError):

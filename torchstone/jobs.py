@@ -91,6 +91,34 @@ class Job(BaseModel):
     links: dict[str, str]
 
 
+class JobSummary(BaseModel):
+    """A job in a list: without `waiting_for`, `attempts` and `result`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    kind: str
+    name: str | None
+    labels: dict[str, str]
+    state: State
+    owner: str | None
+    spec_version: int
+    spec: dict[str, Any]
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    progress: Progress | None
+    error: dict[str, Any] | None
+    links: dict[str, str]
+
+
+class JobList(BaseModel):
+    """A page of GET /v1/jobs."""
+
+    items: list[JobSummary]
+    next_cursor: str | None = Field(description="What `?cursor=` of the next page must be; null on the last one.")
+
+
 def rfc3339(epoch_us: int | None) -> str | None:
     """Microseconds since 1970 as RFC 3339 UTC with microseconds, e.g. 2026-11-29T20:03:13.123456Z."""
     if epoch_us is None:

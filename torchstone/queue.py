@@ -1,7 +1,7 @@
 """Celery as a doorbell: its settings, the task's name, the queues, and `Bell`, which rings.
 
-A message says "look: there is work for a gang of k devices of this type", nothing more. The host that answers claims the
-job that is due from the database, so that a message lost, late or doubled changes nothing.
+A message says "look: there is work for a gang of k devices of this type", nothing more. The host that answers claims
+the job that is due from the database, so that a message lost, late or doubled changes nothing.
 
     bell = Bell(settings)
     bell.ring("cpu", 2)        # returns at once; rings within a few milliseconds are one message
@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import structlog
-from celery import Celery
 
 from torchstone.settings import Settings
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 TASK = "torchstone.look"
 MOST_BELLS = 16
@@ -37,6 +40,8 @@ def queue_name(device_type: str, count: int) -> str:
 
 def celery_app(settings: Settings, *, publisher: bool = False) -> Celery:
     """The Celery app of this process; a `publisher` gives up on a dead broker within a second or so."""
+    from celery import Celery  # takes a third of a second, which an API's start can do without
+
     transport: dict[str, Any] = {
         "visibility_timeout": 300,
         "socket_timeout": 5,
@@ -72,12 +77,12 @@ class Bell:
     """Rings workers from a thread of its own: a caller never waits for the broker, nor fails with it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._app = celery_app(settings, publisher=True)
+        self._settings = settings
         self._pending: set[tuple[str, int]] = set()
         self._condition = threading.Condition()
         self._closing = False
         self.reachable = True
-        """Whether the last ring reached the broker: what /readyz tells."""
+        """Whether the broker was reached the last time that something was said to it."""
         self._thread = threading.Thread(target=self._run, name="bell", daemon=True)
         self._thread.start()
 
@@ -100,7 +105,21 @@ class Bell:
         self._thread.join(timeout=5)
         self._app.close()
 
+    def answers(self) -> bool:
+        """Whether the broker answers now. Takes up to a second or two where it does not."""
+        try:
+            with self._app.connection_for_write() as connection:
+                self.reachable = bool(connection.default_channel.client.ping())
+        except Exception:  # whatever the transport raises
+            self.reachable = False
+        return self.reachable
+
+    @cached_property
+    def _app(self) -> Celery:
+        return celery_app(self._settings, publisher=True)
+
     def _run(self) -> None:
+        _ = self._app  # made here, before the first bell is due
         closing = False
         while not closing:
             with self._condition:

@@ -121,6 +121,12 @@ def insert_many(conn: Connection, new: Sequence[NewJob]) -> list[Stored]:
     return outcome
 
 
+def as_stored(job: NewJob, stored: Stored) -> dict[str, Any]:
+    """What `get` would answer for a job that was just created, without asking."""
+    unset = dict.fromkeys(("started_us", "finished_us", "progress", "error", "result"))
+    return {**job.row, **unset, "created_us": stored.created_us, "attempts": []}
+
+
 def _known_keys(conn: Connection, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     if not keys:
         return {}

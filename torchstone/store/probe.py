@@ -17,7 +17,7 @@ from torchstone.store.engine import Store
 
 
 class Probe:
-    """Holds a connection of its own: the version that SQLite tells is only comparable within one, which never writes."""
+    """Holds a connection of its own, which never writes: SQLite's version is comparable only within one."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class Probe:
         cursor = self._connection.cursor()
         try:
             cursor.execute("PRAGMA data_version")
-            (version,) = cursor.fetchone()
+            version = cursor.fetchone()[0]  # type: ignore[index]
         except Exception:
             self.close()
             raise

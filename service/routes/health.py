@@ -1,0 +1,64 @@
+"""Whether the process lives (`/healthz`) and whether it can do its work (`/readyz`).
+
+`/readyz` is 503 while the database, its schema, the broker or the artifact store is not as it must be, and says which.
+Jobs are accepted without a broker: workers then find them a little later, by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from fastapi import APIRouter, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from service import documents, responses
+from service.openapi import Readiness
+from service.routes import get
+from service.runtime import Runtime, of
+from torchstone.store import require_current_schema
+
+router = APIRouter(tags=["health"])
+_WITHIN_S = 5.0
+_NO_SUCH_BLOB = "0" * 64
+
+
+@get(router, "/healthz", summary="Whether the process lives")
+async def healthz() -> Response:
+    return responses.json(b'{"status":"ok"}')
+
+
+@get(
+    router,
+    "/readyz",
+    summary="Whether everything it needs is within reach",
+    responses={200: {"model": Readiness}, 503: {"model": Readiness}},
+)
+async def readyz(request: Request) -> Response:
+    runtime = of(request)
+    checks = _checks(runtime)
+    answers = await asyncio.gather(*(_answer(check) for check in checks.values()))
+    parts = dict(zip(checks, answers, strict=True))
+    ready = all(answer == "ok" for answer in answers)
+    body = documents.encode({"status": "ready" if ready else "not ready", "parts": parts})
+    return responses.json(body, 200 if ready else 503, {} if ready else {"Retry-After": "2"})
+
+
+def _checks(runtime: Runtime) -> dict[str, Callable[[], object]]:
+    """What must not raise, nor return False."""
+    return {
+        "database": lambda: require_current_schema(runtime.database.store),
+        "broker": runtime.bell.answers,
+        "artifacts": lambda: runtime.blobs.size(_NO_SUCH_BLOB),
+    }
+
+
+async def _answer(check: Callable[[], object]) -> str:
+    """ok, or what is wrong in a line."""
+    try:
+        async with asyncio.timeout(_WITHIN_S):
+            return "out of reach" if await run_in_threadpool(check) is False else "ok"
+    except TimeoutError:
+        return f"no answer within {_WITHIN_S:g} s"
+    except Exception as error:  # whatever the part raises is what is to be told
+        return str(getattr(error, "orig", None) or error).strip().partition("\n")[0][:300] or type(error).__name__

@@ -1,0 +1,50 @@
+"""What there is: the kinds of experiments, and the hosts with their devices.
+
+curl localhost:8000/v1/kinds
+curl localhost:8000/v1/devices
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+
+from fastapi import APIRouter, Request, Response
+
+from service import documents, responses
+from service.openapi import HostList, KindList
+from service.queries import Query
+from service.routes import get
+from service.runtime import of
+from torchstone.specs import EXAMPLES, KINDS
+from torchstone.store import hosts
+
+router = APIRouter(prefix="/v1", tags=["inventory"])
+
+
+@get(router, "/kinds", summary="The kinds of experiments", responses={200: {"model": KindList}})
+async def kinds(request: Request) -> Response:
+    Query(request)
+    return responses.tagged_json(request, _kinds(), {})
+
+
+@cache
+def _kinds() -> bytes:
+    items = [
+        {
+            "kind": kind,
+            "summary": inspect.getdoc(spec),
+            "example": EXAMPLES[kind],
+            "schema": spec.model_json_schema(),
+        }
+        for kind, spec in KINDS.items()
+    ]
+    return documents.encode({"items": items, "next_cursor": None})
+
+
+@get(router, "/devices", summary="Hosts, their devices, and who holds them", responses={200: {"model": HostList}})
+async def devices(request: Request) -> Response:
+    Query(request)
+    runtime = of(request)
+    items = await runtime.database.read(hosts.inventory, runtime.settings.lease_s)
+    return responses.json(documents.encode({"items": items, "next_cursor": None}))
