@@ -35,7 +35,7 @@ from torchstone.store import Store, hosts, leases
 from torchstone.store.artifacts import Blobs
 from worker.devices import discover, machine_id, memory_limit_bytes
 from worker.launch import Launcher, end_recorded
-from worker.run import JobRun
+from worker.run import JobRun, Station
 
 KEEP_S = 0.5
 """How soon a cancellation is seen."""
@@ -72,6 +72,9 @@ class WorkerHost:
         self._runs: dict[tuple[str, int], JobRun] = {}
         self._lock = threading.RLock()
         self._stopping = threading.Event()
+        self._station = Station(
+            settings, self.store, self.blobs, self.launcher, self.devices, self.host, self.work, self._stopping
+        )
         self._draining = False
         self._renewed_s = time.monotonic()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
@@ -111,7 +114,7 @@ class WorkerHost:
                     claim = leases.claim(conn, self.host, self.settings.lease_s)
                 if claim is None:
                     return
-                run = JobRun(self, claim)
+                run = JobRun(self._station, claim, self.ended)
                 self._runs[claim.holder.job_id, claim.holder.attempt] = run
                 run.start()
                 self.on_free_change(*self.free())
@@ -168,11 +171,6 @@ class WorkerHost:
         self.store.dispose()
         if self._turn is not None:
             self._turn.close()
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether this worker has no more time to wait for anything."""
-        return self._stopping.is_set()
 
     def runs(self) -> list[JobRun]:
         """The jobs that run here now."""

@@ -1,6 +1,6 @@
 """One attempt at one job, from claim to record: start its process, pass on what it says, store what it made.
 
-    run = JobRun(host, claim)
+    run = JobRun(station, claim, on_end)
     run.start()                 # a thread of its own; ends by itself, with the job's devices free again
     run.stop("canceled")
 
@@ -16,8 +16,9 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import structlog
@@ -27,32 +28,50 @@ from sqlalchemy.exc import SQLAlchemyError
 from torchstone.errors import ArtifactFailed
 from torchstone.jobs import State
 from torchstone.results import dumps
-from torchstone.store import events, leases, logs
+from torchstone.settings import Settings
+from torchstone.store import Store, events, leases, logs
+from torchstone.store.artifacts import Blobs
+from torchstone.store.hosts import Host
 from worker.bench import Assignment, LeasedDevice
-from worker.launch import JobProcess, Outcome
-
-if TYPE_CHECKING:
-    from worker.host import WorkerHost
+from worker.devices import Device
+from worker.launch import JobProcess, Launcher, Outcome
 
 FLUSH_S = 0.5
 _CHUNK_CHARS = 1 << 18
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class Station:
+    """What every run on a host works with."""
+
+    settings: Settings
+    store: Store
+    blobs: Blobs
+    launcher: Launcher
+    devices: dict[str, Device]
+    host: Host
+    work: Path
+    closing: threading.Event
+    """Set when there is no more time to wait for anything."""
+
+
 class JobRun:
     """One running attempt."""
 
-    def __init__(self, host: WorkerHost, claim: leases.Claim) -> None:
-        self.host = host
+    def __init__(self, station: Station, claim: leases.Claim, on_end: Callable[[JobRun], None]) -> None:
+        """`on_end` is called from the run's own thread once the job's devices are free again."""
+        self.station = station
         self.claim = claim
-        self.folder: Path = host.work / f"{claim.holder.job_id}-{claim.holder.attempt}"
+        self._on_end = on_end
+        self.folder: Path = station.work / f"{claim.holder.job_id}-{claim.holder.attempt}"
         self.is_finished = False
         """Set once the record is made, so that the keeper does not take the freed lease for a lost one."""
         self.log = structlog.get_logger(__name__).bind(job_id=claim.holder.job_id, attempt=claim.holder.attempt)
         self._process: JobProcess | None = None
         self._stop_reason: str | None = None
         self._lock = threading.Lock()
-        self._output = _Output(host.settings.log_limit_bytes)
+        self._output = _Output(station.settings.log_limit_bytes)
         self._progress: dict[str, Any] | None = None
         self._flushed_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"run-{claim.holder.job_id[:8]}", daemon=True)
@@ -82,12 +101,12 @@ class JobRun:
         finally:
             self.is_finished = True
             shutil.rmtree(self.folder, ignore_errors=True)
-            self.host.ended(self)
+            self._on_end(self)
 
     def _attempt(self) -> None:
         begun_s = time.monotonic()
         self.folder.mkdir(parents=True)
-        process = self.host.launcher.start(self._assignment())
+        process = self.station.launcher.start(self._assignment())
         with self._lock:
             self._process = process
             if self._stop_reason is not None:
@@ -98,7 +117,7 @@ class JobRun:
             on_progress=self._take_progress,
             on_look=self._flush_sometimes,
             deadline_s=begun_s + self.claim.timeout_s,
-            grace_s=self.host.settings.kill_grace_s,
+            grace_s=self.station.settings.kill_grace_s,
         )
         if outcome.receipt.survivors:
             self.log.error("processes would not die", pids=outcome.receipt.survivors)
@@ -112,15 +131,15 @@ class JobRun:
         self._record(outcome)
 
     def _assignment(self) -> Assignment:
-        leased = [self.host.devices[name] for name in self.claim.devices]
+        leased = [self.station.devices[name] for name in self.claim.devices]
         return Assignment(
             job_id=self.claim.holder.job_id,
             attempt=self.claim.holder.attempt,
-            host=self.host.host.name,
+            host=self.station.host.name,
             spec=self.claim.spec,
             devices=tuple(LeasedDevice(d.name, d.type, d.cores, d.uuid) for d in leased),
             folder=str(self.folder),
-            memory_limit_bytes=self.host.host.memory_bytes,
+            memory_limit_bytes=self.station.host.memory_bytes,
         )
 
     def _record(self, outcome: Outcome) -> None:
@@ -155,14 +174,15 @@ class JobRun:
     def _verdict(self, outcome: Outcome) -> tuple[State, dict[str, Any] | None]:
         """What the job ended as, and with which error."""
         message = outcome.message
-        limit_gb = self.host.host.memory_bytes / 1e9
+        limit_gb = self.station.host.memory_bytes / 1e9
         if outcome.stopped == "canceled":
             return State.canceled, None
         if outcome.stopped == "timed_out":
             text = f"the job ran for longer than its timeout_s of {self.claim.timeout_s:g} s"
             return State.failed, {"code": "timed_out", "message": text}
         if outcome.stopped == "out_of_memory":
-            text = f"the job held {outcome.peak_bytes / 1e9:.2f} GB of memory; a job on this host may take {limit_gb:.2f} GB"
+            held_gb = outcome.peak_bytes / 1e9
+            text = f"the job held {held_gb:.2f} GB of memory; a job on this host may take {limit_gb:.2f} GB"
             return State.failed, {"code": "out_of_memory", "message": text}
         if message is None and outcome.oom_killed:
             text = "the kernel ended the job's process because memory ran out"
@@ -176,7 +196,7 @@ class JobRun:
 
     def _store_file(self, file: dict[str, Any]) -> dict[str, Any]:
         try:
-            sha256, size = self.host.blobs.put(Path(file["path"]))
+            sha256, size = self.station.blobs.put(Path(file["path"]))
         except Exception as error:
             raise OSError(f"{file['name']}: {error}") from error
         return {"name": file["name"], "media_type": file["media_type"], "bytes": size, "sha256": sha256}
@@ -185,7 +205,7 @@ class JobRun:
         def back(conn: Connection) -> State | None:
             self._write_last_words(conn)
             return leases.give_back(
-                conn, self.claim.holder, reason, spent=spent, max_attempts=self.host.settings.max_attempts
+                conn, self.claim.holder, reason, spent=spent, max_attempts=self.station.settings.max_attempts
             )
 
         state = self._persist(back)
@@ -202,7 +222,7 @@ class JobRun:
         self._flushed_s = now_s
         document, chunks = self._progress, self._output.pending()
         try:
-            with self.host.store.write() as conn:
+            with self.station.store.write() as conn:
                 if leases.progress(conn, self.claim.holder, document):
                     logs.append(conn, self.claim.holder.job_id, self.claim.holder.attempt, chunks)
         except SQLAlchemyError as error:
@@ -222,11 +242,11 @@ class JobRun:
         pause_s = 0.1
         while True:
             try:
-                with self.host.store.write() as conn:
+                with self.station.store.write() as conn:
                     return write(conn)
             except SQLAlchemyError as error:
                 self.log.warning("the record could not be made; trying on", error=str(error).splitlines()[0])
-                if self.host.is_closing:
+                if self.station.closing.is_set():
                     return None
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 2.0)
