@@ -23,7 +23,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@python="$(PYTHON)"; \
 	fits='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'; \
-	for candidate in $${python:-python3.13 python3.12 python3.11 python3}; do \
+	for candidate in $${python:-python3 python3.13 python3.12 python3.11}; do \
 	  if command -v "$$candidate" >/dev/null && "$$candidate" -c "$$fits" 2>/dev/null; then chosen=$$candidate; break; fi; \
 	done; \
 	if [ -z "$${chosen:-}" ]; then \

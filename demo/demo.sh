@@ -80,18 +80,21 @@ echo "-> job $id"
 step "Poll it"
 deadline=$((SECONDS + 300))
 state=queued
+shown=""
 while [ "$state" = queued ] || [ "$state" = running ]; do
   [ "$SECONDS" -lt "$deadline" ] || fail "the job was not finished within 300 s"
   job="$(get "$url/v1/jobs/$id?wait=0.3")"
   state="$(field state <<<"$job")"
-  "$bin/python" -c '
+  line="$("$bin/python" -c '
 import json, sys
 job = json.load(sys.stdin)
 progress, waiting = job["progress"] or {}, job["waiting_for"] or {}
 done, total, unit = progress.get("done"), progress.get("total"), progress.get("unit")
 share = f"{done:g}/{total:g} {unit}" if job["state"] == "running" and total else ""
 print("  " + " ".join(filter(None, [job["state"], share, progress.get("message") or waiting.get("reason") or ""])))
-' <<<"$job"
+' <<<"$job")"
+  if [ "$line" != "$shown" ]; then echo "$line"; fi
+  shown="$line"
 done
 [ "$state" = succeeded ] || fail "the job is $state: $(field error <<<"$job")"
 

@@ -137,7 +137,7 @@ def watch(job_id: JobId, url: Url = None) -> None:
 def list_jobs(
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only jobs of this kind.")] = None,
-    label: Annotated[str | None, typer.Option(metavar="KEY=VALUE", help="Only jobs with this label.")] = None,
+    label: Annotated[str | None, typer.Option(metavar="KEY:VALUE", help="Only jobs with this label.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first.")] = 20,
     url: Url = None,
     json: AsJson = False,

@@ -33,12 +33,12 @@ class Relay:
         self._rests = dict.fromkeys(names, b"")
 
     def feed(self, name: str, piece: bytes, hush: tuple[str, ...] = ()) -> None:
-        """Take a piece of output; whole lines are written, but for those that hold a word of `hush`."""
+        """Take a piece of output; whole lines are written, but for empty ones and those with a word of `hush`."""
         *lines, rest = (self._rests[name] + piece).split(b"\n")
         if len(rest) > _LONGEST_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         self._rests[name] = rest
-        shown = [line for line in lines if not any(word.encode() in line for word in hush)]
+        shown = [line for line in lines if line.strip() and not any(word.encode() in line for word in hush)]
         self._write(name, shown)
 
     def flush(self, name: str) -> None:

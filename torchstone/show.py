@@ -50,7 +50,7 @@ def devices(hosts: Sequence[Json]) -> None:
             host["name"],
             host["state"],
             device["name"],
-            _description(device),
+            device.get("description") or "",
             (device.get("held_by") or {}).get("job", ""),
         )
         for host in hosts
@@ -108,13 +108,6 @@ def _progress_of(job: Json) -> tuple[float, float | None, str]:
         return done, total, ""
     of = f"{done:g}/{total:g}" if total else f"{done:g}"
     return done, total, " ".join(word for word in (of, now.get("unit") or "", now.get("message") or "") if word)
-
-
-def _description(device: Json) -> str:
-    cores = device.get("cores")
-    if cores:
-        return f"{len(cores)} core{'s' if len(cores) > 1 else ''}"
-    return str(device.get("product") or device.get("uuid") or "")
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

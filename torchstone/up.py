@@ -31,8 +31,8 @@ from torchstone.supervisor import Part, Supervisor
 if TYPE_CHECKING:
     from torchstone.store import Store
 
-# Valkey warns of this at every start; it matters to servers of gigabytes, not to a queue of doorbells.
-_BROKER_HUSH = ("Memory overcommit must be enabled",)
+# Valkey's warning at every start matters to servers of gigabytes, not to a queue of doorbells; its goodbyes to nobody.
+_BROKER_HUSH = ("Memory overcommit must be enabled", "scheduling shutdown", "ready to exit")
 _UP_DRAIN_S = 2.0
 _PROBE_WITHIN_S = 1.0
 
