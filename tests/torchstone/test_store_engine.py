@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import socket
 import threading
 import time
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import pytest
@@ -158,6 +161,33 @@ class TestTransient:
                 conn.execute(text("SELECT 1"))
             store.dispose()
         assert is_transient(raised.value)
+
+
+def _open(url: str, together: Barrier, errors: Queue[str]) -> None:
+    together.wait(30)
+    store = Store(url)
+    try:
+        with store.read() as conn:
+            conn.execute(text("SELECT 1"))
+    except SQLAlchemyError as error:
+        errors.put(repr(error))
+    store.dispose()
+
+
+def test_many_processes_may_be_the_first_to_open_a_file(tmp_path: Path) -> None:
+    """One of them makes it a write-ahead-log database; to the others SQLite says "locked" at once, timeout or not."""
+    fork = multiprocessing.get_context("fork")
+    errors: Queue[str] = fork.Queue()
+    for number in range(12):  # without the remedy about one round in six fails
+        together = fork.Barrier(6)
+        arguments = (f"sqlite:///{tmp_path / f'{number}.db'}", together, errors)
+        processes = [fork.Process(target=_open, args=arguments) for _ in range(6)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+    assert errors.empty()
 
 
 class TestUrl:

@@ -19,6 +19,7 @@ on. PostgreSQL ends such a session after a few seconds.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 from torchstone.errors import SetupError
 
 BUSY_TIMEOUT_S = 60
-_SQLITE_PRAGMAS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON")
+_SQLITE_PRAGMAS = ("synchronous=FULL", "foreign_keys=ON")
 _POSTGRESQL_CONNECTION: dict[str, Any] = {
     "connect_timeout": 5,
     # A server or network that fell silent is noticed well before a worker's lease ends.
@@ -130,6 +131,7 @@ def _sqlite(url: URL, busy_timeout_s: float) -> Engine:
     @event.listens_for(engine, "connect")
     def _on_connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # the driver's own implicit BEGINs stay out of the way
+        _use_write_ahead_log(connection, busy_timeout_s)
         for pragma in _SQLITE_PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
 
@@ -139,3 +141,17 @@ def _sqlite(url: URL, busy_timeout_s: float) -> Engine:
         conn.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
     return engine
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection, busy_timeout_s: float) -> None:
+    """Switch the file to WAL. Of several first comers at once, SQLite fails all but one without waiting."""
+    deadline_s = time.monotonic() + busy_timeout_s
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF not in _PASSING_SQLITE_CODES or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.005)
+        else:
+            return
