@@ -105,6 +105,12 @@ class JitSpec(BaseSpec):
     ci_half_width: float = Field(0.01, gt=0, lt=1, description="Stop when every comparison's CI is this narrow.")
     budget_s: float = Field(20, gt=0, le=86400, description="Seconds that measuring may take in all.")
     grad: bool = Field(False, description="Time a training step (forward and backward) instead of inference.")
+    channels_last: bool = Field(False, description="Images and convolution weights with their channels innermost.")
+    dynamic_batch: bool = Field(False, description="Compile and export for any batch size, not for each by itself.")
+    profile: bool = Field(False, description="Keep a torch.profiler trace of each variant, taken in a pass of its own.")
+    cache: Literal["hot", "cold", "both"] = Field(
+        "hot", description="cold = the last-level cache (GPU: L2) is overwritten before each timed call."
+    )
 
     @model_validator(mode="after")
     def _baseline_takes_part(self) -> Self:

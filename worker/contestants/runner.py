@@ -1,6 +1,6 @@
 """What lives in a contestant's process: one model, built in one way, and the stopwatch on it.
 
-    contestant = Contestant.start("script", lambda: Runner(setting, WAYS[Variant.script]), cores, threads)
+    contestant = Contestant.start("script", lambda: Runner(setting, WAYS[Variant.script], cache), cores, threads)
     contestant.ask("build", name="script")
     contestant.ask("output", key="1", file="/.../script-1.npz")
     contestant.ask("turn", key="1", calls=30, ...)           # from Stopwatch
@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,52 +25,94 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchstone.errors import InvalidModel
-from worker import models
+from worker.contestants import inductor
+from worker.contestants.probes import probes
 from worker.contestants.ways import Inputs, Runnable, Setting, Way
 from worker.measure.contestant import explain
 from worker.measure.stopwatch import Stopwatch, nothing_to_wait_for
 
 T = TypeVar("T")
+Mode = Callable[[], AbstractContextManager[Any]]
 
 
 class Runner(Stopwatch):
-    """One model built in one way; `name` is the variant's, the file's too."""
+    """One model built in one way; `name` is the variant's, the file's too.
 
-    def __init__(self, setting: Setting, way: Way) -> None:
+    The keys of its calls are measuring points: a batch size ("64"), or one with cold caches ("64/cold").
+    """
+
+    def __init__(self, setting: Setting, way: Way, cache: Path) -> None:
         on_cuda = setting.device.type == "cuda"
         super().__init__(torch.cuda.synchronize if on_cuda else nothing_to_wait_for, _mode(setting))
-        self.setting, self.way = setting, way
+        self.setting, self.way, self.cache = setting, way, cache
         self.runnable: Runnable | None = None
 
     def build(self, name: str) -> dict[str, Any]:
         """Build, save, and load again. Tells seconds of each step, and the file's name and size where there is one."""
-        model, example = eager_model(self.setting), inputs(self.setting, self.setting.batch_sizes[0])
-        built, build_s = _timed(lambda: self.way.build(model, example, self.setting))
-        facts: dict[str, Any] = {"build_cold_s": build_s, "file": None}
+        if self.way.disk_cache:
+            inductor.use_cache(self.cache)
+        built, facts = self._built(self.setting)
         if self.way.suffix and self.way.save and self.way.load:
-            path, save, load = self.setting.folder / f"{name}{self.way.suffix}", self.way.save, self.way.load
-            _, facts["save_s"] = _timed(lambda: save(built, path))
-            built, facts["load_s"] = _timed(lambda: load(path, self.setting))
-            facts |= {"file": path.name, "artifact_bytes": path.stat().st_size}
+            artifact, save, load = self.setting.folder / f"{name}{self.way.suffix}", self.way.save, self.way.load
+            timed = artifact.with_stem(f"training-{name}") if self.setting.grad else artifact
+            _, facts["save_s"] = _timed(lambda: save(built, timed))
+            if self.setting.grad:  # what is offered is for inference, whatever is timed
+                save(self._built(replace(self.setting, grad=False))[0], artifact)
+            built, facts["load_s"] = _timed(lambda: load(timed, self.setting))
+            facts |= {"file": artifact.name, "artifact_bytes": artifact.stat().st_size}
         self.runnable = built
         for batch_size in self.setting.batch_sizes:
-            self.calls[str(batch_size)] = _call(built, inputs(self.setting, batch_size), self.setting)
+            key = str(batch_size)
+            self.calls[key] = self.calls[f"{key}/cold"] = _call(built, self.setting.inputs(batch_size), self.setting)
+            self.between[f"{key}/cold"] = cache_flusher(self.setting.device)
+        if self.way.lazy:
+            facts["build_s"] += self.first_call(str(self.setting.batch_sizes[0]))
         return facts
 
     def rebuild(self) -> float:
         """Seconds to build once more in this process, which has built it before."""
-        model, example = eager_model(self.setting), inputs(self.setting, self.setting.batch_sizes[0])
-        return _timed(lambda: self.way.build(model, example, self.setting))[1]
+        return float(self._built(self.setting)[1]["build_s"])
 
     def output(self, key: str, file: str) -> None:
         """Write what a call returns (with `grad`: the output and every gradient) to `file`, as .npz, in order."""
         assert self.runnable is not None, "built before it is asked"
         self.first_call(key)
-        write_output(self.runnable, inputs(self.setting, int(key)), self.setting, Path(file))
+        write_output(self.runnable, self.setting.inputs(int(key)), self.setting, Path(file))
+
+    def probe(self, files: dict[str, str], other_shapes: bool) -> dict[str, str]:
+        """Write the outputs for the named probes to their files; what each that failed says, by name."""
+        assert self.runnable is not None, "built before it is asked"
+        return write_probes(self.runnable, self.setting, files, other_shapes)
+
+    def memory(self, key: str, calls: int = 3) -> dict[str, int]:
+        """The most memory that calls held, in a pass of its own: bytes of the process, or of the device."""
+        return peak_memory(self.setting, self.mode, self.calls[key], calls)
+
+    def compilations(self) -> int:
+        """Graphs compiled so far in this process."""
+        return inductor.compilations()
+
+    def profile(self, key: str, file: str, calls: int = 5) -> None:
+        """Write a torch.profiler trace of some calls (Chrome's trace format) to `file`, in a pass of its own."""
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if self.setting.device.type == "cuda":
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        with self.mode(), torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+            for _ in range(calls):
+                self.calls[key]()
+            self.synchronize()
+        profiler.export_chrome_trace(file)
 
     def facts(self) -> dict[str, Any]:
         """torch's own flags and thread counts, as they hold in this process."""
         return torch_facts(self.setting)
+
+    def _built(self, setting: Setting) -> tuple[Any, dict[str, Any]]:
+        if self.way.builds_on_cpu:
+            setting = replace(setting, device=torch.device("cpu"))
+        model, example = eager_model(setting), setting.inputs(setting.batch_sizes[0])
+        built, build_s = _timed(lambda: self.way.build(model, example, setting))
+        return built, {"build_s": build_s, "file": None}
 
 
 class Reference:
@@ -78,37 +121,59 @@ class Reference:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
 
-    def outputs(self, eager: dict[str, str], truth: dict[str, str]) -> dict[str, Any]:
-        """Write both for every batch size to the files named by it. Raises InvalidModel with the layer that refused."""
+    def outputs(
+        self, eager: dict[str, str], truth: dict[str, str], probes: dict[str, str], loaded: dict[str, str]
+    ) -> dict[str, Any]:
+        """Write both for every batch size, and eager's for every probe, to the files named by them.
+
+        `loaded` names files for what an exported file is checked with: `inputs` (and `inputs_cpu`) for the first batch
+        size, and eager's `output` in eval mode. `probes` in what this returns are those that the model takes.
+        Raises InvalidModel with the layer that refused the input.
+        """
         model = eager_model(self.setting)
-        facts = {
+        facts: dict[str, Any] = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
         }
-        for batch_size in self.setting.batch_sizes:
-            x = inputs(self.setting, batch_size)
+        for key, file in eager.items():
             with _naming_the_layer(model):
-                write_output(model, x, self.setting, Path(eager[str(batch_size)]))
+                write_output(model, self.setting.inputs(int(key)), self.setting, Path(file))
+        write_probes(model, self.setting, probes, other_shapes=True)
+        facts["probes"] = [name for name, file in probes.items() if Path(file).exists()]
+        self._write_for_loaders(model, loaded)
         model.double()
-        for batch_size in self.setting.batch_sizes:
-            exact = tuple(t.double() if t.is_floating_point() else t for t in inputs(self.setting, batch_size))
-            write_output(model, exact, self.setting, Path(truth[str(batch_size)]))
+        exact = replace(self.setting, dtype=torch.float64)
+        for key, file in truth.items():
+            # The same numbers, not the same draw: what the contestants get was rounded to their type.
+            x = tuple(t.double() if t.is_floating_point() else t for t in self.setting.inputs(int(key)))
+            write_output(model, x, exact, Path(file))
         return facts
+
+    def _write_for_loaders(self, model: nn.Module, loaded: dict[str, str]) -> None:
+        x = self.setting.inputs(self.setting.batch_sizes[0])
+        torch.save(x, loaded["inputs"])
+        torch.save(tuple(t.cpu() for t in x), loaded["inputs_cpu"])
+        training = model.training
+        write_output(model.eval(), x, replace(self.setting, grad=False), Path(loaded["output"]))
+        model.train(training)
+        _rest_random_layers(model)
 
 
 def eager_model(setting: Setting) -> nn.Module:
     """The model of the spec: same weights in every process, since they come from the seed."""
-    model = models.build(setting.model, setting.seed).to(setting.device, setting.dtype)
+    model = setting.make_model().to(setting.device, setting.dtype)
+    if setting.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train(setting.grad)
-    for layer in model.modules():
-        if "Dropout" in type(layer).__name__:
-            layer.eval()
+    _rest_random_layers(model)
     return model.requires_grad_(setting.grad)
 
 
-def inputs(setting: Setting, batch_size: int) -> Inputs:
-    """The input of the spec: the same in every process."""
-    return models.inputs(setting.model, batch_size, setting.seed, setting.dtype, setting.device)
+def _rest_random_layers(model: nn.Module) -> None:
+    """Dropout passes everything through, so that contestants can be compared."""
+    for layer in model.modules():
+        if "Dropout" in type(layer).__name__:
+            layer.eval()
 
 
 def write_output(runnable: Runnable, x: Inputs, setting: Setting, path: Path) -> None:
@@ -121,10 +186,70 @@ def write_output(runnable: Runnable, x: Inputs, setting: Setting, path: Path) ->
     np.savez(path, *(t.cpu().numpy() for t in wide))
 
 
+def write_probes(runnable: Runnable, setting: Setting, files: dict[str, str], other_shapes: bool) -> dict[str, str]:
+    """The outputs for the probes in `files`, each to its file; what those that failed said, by name."""
+    failed = {}
+    for name, x in probes(setting, other_shapes).items():
+        if name in files:
+            try:
+                write_output(runnable, x, setting, Path(files[name]))
+            except Exception as error:  # whatever a stranger's model raises is the finding
+                failed[name] = explain(error)[1]
+    return failed
+
+
+def peak_memory(setting: Setting, mode: Mode, call: Callable[[], object], calls: int) -> dict[str, int]:
+    """`peak_bytes` while `calls` calls ran; `call_bytes`, how much of that was not held before."""
+    on_cuda = setting.device.type == "cuda"
+    if on_cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak so far becomes what is held now
+        before = _resident("VmRSS")
+    with mode():
+        for _ in range(calls):
+            call()
+    if on_cuda:
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated()
+        return {"peak_bytes": peak, "call_bytes": peak - before, "reserved_bytes": torch.cuda.max_memory_reserved()}
+    peak = _resident("VmHWM")
+    return {"peak_bytes": peak, "call_bytes": max(0, peak - before)}
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def cache_flusher(device: torch.device) -> Callable[[], None]:
+    """Overwrites more than the last-level cache holds, so that the next call finds nothing of its own there."""
+    buffers: list[Tensor] = []
+
+    def flush() -> None:
+        if not buffers:
+            buffers.append(torch.zeros(2 * last_level_cache_bytes(device) // 4, dtype=torch.float32, device=device))
+        buffers[0].add_(1.0)
+
+    return flush
+
+
+def last_level_cache_bytes(device: torch.device) -> int:
+    """Of the device's L2, or of the CPU's largest cache (32 MiB where the system does not tell)."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).L2_cache_size)
+    folder = Path("/sys/devices/system/cpu/cpu0/cache")
+    sizes = [path.read_text().strip() for path in folder.glob("index*/size")]
+    return max((int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]] for size in sizes), default=32 << 20)
+
+
 def torch_facts(setting: Setting) -> dict[str, Any]:
     """torch's flags, threads and devices, as they hold in the process that asks."""
     backends: Any = torch.backends
     facts: dict[str, Any] = {
+        "device": setting.device.type,
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -154,7 +279,7 @@ def torch_facts(setting: Setting) -> dict[str, Any]:
     return facts
 
 
-def _mode(setting: Setting) -> Callable[[], AbstractContextManager[Any]]:
+def _mode(setting: Setting) -> Mode:
     return nullcontext if setting.grad else torch.inference_mode
 
 

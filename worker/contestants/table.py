@@ -1,13 +1,57 @@
-"""Which way belongs to which variant."""
+"""Which way belongs to which variant. A new variant is one row here and its name in `torchstone.specs.Variant`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torchstone.specs import Variant
-from worker.contestants import torchscript
-from worker.contestants.ways import Way, as_it_is
+from worker.contestants import cuda_graph, inductor, onnx, torchscript
+from worker.contestants.ways import Build, Setting, Way, as_it_is, inference_only
+
+
+def _torchscript(build: Build, unavailable: Callable[[Setting], str | None] = lambda setting: None) -> Way:
+    return Way(
+        build,
+        suffix=".pt",
+        save=torchscript.save,
+        load=torchscript.load,
+        unavailable=unavailable,
+        builds_on_cpu=True,
+    )
+
 
 WAYS: dict[Variant, Way] = {
     Variant.eager: Way(as_it_is),
-    Variant.script: Way(torchscript.script, ".pt", torchscript.save, torchscript.load),
-    Variant.trace: Way(torchscript.trace, ".pt", torchscript.save, torchscript.load),
+    Variant.script: _torchscript(torchscript.script),
+    Variant.trace: _torchscript(torchscript.trace),
+    Variant.script_frozen: _torchscript(torchscript.script_frozen, torchscript.frozen_cannot_train),
+    Variant.trace_frozen: _torchscript(torchscript.trace_frozen, torchscript.frozen_cannot_train),
+    # What optimize_for_inference returns saves a broken file without a word: it is timed as it is, and not offered.
+    Variant.script_optimized: Way(torchscript.script_optimized, unavailable=torchscript.frozen_cannot_train),
+    Variant.trace_optimized: Way(torchscript.trace_optimized, unavailable=torchscript.frozen_cannot_train),
+    Variant.compile: Way(inductor.compile_with("default"), lazy=True, disk_cache=True, shapes="guarded"),
+    Variant.compile_reduce_overhead: Way(
+        inductor.compile_with("reduce-overhead"), lazy=True, disk_cache=True, shapes="guarded"
+    ),
+    Variant.compile_max_autotune: Way(
+        inductor.compile_with("max-autotune"), lazy=True, disk_cache=True, shapes="guarded"
+    ),
+    Variant.export_aot: Way(
+        inductor.export_aot,
+        ".pt2",
+        inductor.save_package,
+        inductor.load_package,
+        unavailable=inference_only,
+        disk_cache=True,
+        shapes="fixed_unless_dynamic",
+    ),
+    Variant.onnxruntime: Way(
+        onnx.build,
+        ".onnx",
+        onnx.save,
+        onnx.load,
+        unavailable=onnx.unavailable,
+        shapes="fixed_unless_dynamic",
+    ),
+    Variant.cuda_graph: Way(cuda_graph.build, unavailable=cuda_graph.unavailable, lazy=True, shapes="guarded"),
 }

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-
-from torchstone.models import ModelSpec
 
 Inputs = tuple[Tensor, ...]
 Runnable = Callable[..., Any]
@@ -19,15 +17,42 @@ Runnable = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """What all contestants of a job share, equal for every one of them: the model, its input, the mode."""
+    """What all contestants of a job share, equal for every one of them: the model, its input, the mode.
 
-    model: ModelSpec
-    seed: int
-    dtype: torch.dtype
-    device: torch.device
-    batch_sizes: tuple[int, ...]
-    grad: bool
+    `make_model()` gives the eager module on the CPU in float32, the same weights each time; `make_inputs(batch_size,
+    seed, dtype, device)` its input. `dynamic`: the client wants forms that take any batch size.
+    """
+
+    make_model: Callable[[], nn.Module]
+    make_inputs: Callable[[int, int, torch.dtype, torch.device], Inputs]
     folder: Path
+    device: torch.device
+    seed: int = 0
+    dtype: torch.dtype = torch.float32
+    batch_sizes: tuple[int, ...] = (1,)
+    threads: int = 1
+    grad: bool = False
+    dynamic: bool = False
+    channels_last: bool = False
+
+    def inputs(self, batch_size: int, seed: int | None = None) -> Inputs:
+        """The input of the spec, on the device."""
+        x = self.make_inputs(batch_size, self.seed if seed is None else seed, self.dtype, self.device)
+        return tuple(t.to(memory_format=self.memory_format) if t.dim() == 4 else t for t in x)
+
+    @property
+    def several_shapes(self) -> bool:
+        """Whether a program that is built once must take more than one batch size."""
+        return self.dynamic or len(self.batch_sizes) > 1
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """How 4-dimensional tensors lie in memory."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+
+Build = Callable[[nn.Module, Inputs, Setting], Any]
+"""Makes the form that runs, or the one that is saved."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +64,30 @@ class Way:
     is what is timed, and an artifact. `unavailable` tells why it cannot run here or with this setting.
     """
 
-    build: Callable[[nn.Module, Inputs, Setting], Runnable]
+    build: Build
     suffix: str | None = None
     save: Callable[[Any, Path], None] | None = None
     load: Callable[[Path, Setting], Runnable] | None = None
     unavailable: Callable[[Setting], str | None] = lambda setting: None
-    media_type: str = "application/octet-stream"
+    builds_on_cpu: bool = False
+    """The file is made on the CPU, so that a machine without a GPU can load it."""
+    lazy: bool = False
+    """The first call does the building."""
+    disk_cache: bool = False
+    """A second process builds faster, from what the first left on disk."""
+    shapes: Literal["any", "guarded", "fixed_unless_dynamic"] = "any"
+    """Which other batch sizes it takes: any; any, rebuilt by itself when it meets one; those it was built for."""
+
+    def takes_other_shapes(self, setting: Setting) -> bool:
+        """Whether the built form claims to be right for batch sizes that it was not built with."""
+        return self.shapes == "any" or (self.shapes == "fixed_unless_dynamic" and setting.several_shapes)
 
 
 def as_it_is(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
     """Eager: operation after operation, by Python."""
     return model
+
+
+def inference_only(setting: Setting) -> str | None:
+    """Why a form without gradients cannot take part in a training step."""
+    return "this form computes no gradients, so it has no training step to time" if setting.grad else None

@@ -77,12 +77,12 @@ class Contestant:
         theirs.close()
         return cls(name, pid, ours)
 
-    def ask(self, request: str, **arguments: Any) -> Any:
+    def ask(self, request: str, /, **arguments: Any) -> Any:
         """Run the method named `request` over there; its answer. Raises ContestantFailed."""
         self.send(request, **arguments)
         return self.answer()
 
-    def send(self, request: str, **arguments: Any) -> None:
+    def send(self, request: str, /, **arguments: Any) -> None:
         """Begin what `ask` does; `answer` waits for it."""
         try:
             self.pipe.send_bytes(orjson.dumps([request, arguments]))

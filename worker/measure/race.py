@@ -39,7 +39,7 @@ class Lane(Protocol):
 
     name: str
 
-    def ask(self, request: str, **arguments: Any) -> Any:
+    def ask(self, request: str, /, **arguments: Any) -> Any:
         """The answer to a request."""
 
 
@@ -53,6 +53,8 @@ class Plan:
     calls: int | None = None
     seed: int = 0
     resamples: int = 500
+    single_calls: bool = False
+    """One call a turn, where something is done before each (emptying caches)."""
 
 
 @dataclass
@@ -143,6 +145,8 @@ class _Race:
         block_s = min(BLOCK_S, max(share_s, 0.0))
         if self.plan.calls is not None:
             block_s = min(block_s, self.plan.calls / FIRST_LOOK * min(self.call_s[name] for name in names))
+        if self.plan.single_calls:
+            block_s = 0.0
         self.blocks = {name: max(1, round(block_s / self.call_s[name])) for name in names}
         if self.plan.calls is None:
             self.sizes: list[int] | None = None

@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from torchstone.results import Code, Comparison, Figure, Timing
 from worker.measure import statistics
 from worker.measure.quality import race_codes
@@ -38,9 +40,19 @@ def twin_of(baseline: str) -> str:
 
 
 def judge(
-    record: Record, plan: Plan, at: dict[str, Any], key: str, wrong: dict[str, str], name: str = "latency"
+    record: Record,
+    plan: Plan,
+    at: dict[str, Any],
+    key: str,
+    wrong: dict[str, str],
+    builds: dict[str, dict[str, Any]],
+    name: str = "latency",
 ) -> Judgement:
-    """Rows for every contestant that finished. `wrong` names those whose output was not right, and why: no speed-up."""
+    """Rows for every contestant that finished.
+
+    `wrong` names those whose output was not right, and why: no speed-up. `builds` has `build_s` and `build_warm_s`
+    (seconds; without the second there was nothing to build) of each.
+    """
     found = Judgement()
     baseline, twin = plan.baseline, twin_of(plan.baseline)
     against = record.seconds[baseline]
@@ -60,13 +72,18 @@ def judge(
                 at=at,
                 **statistics.summarise(seconds),
                 first_call_s=record.first_call_s[of],
+                build_cold_s=_cold(builds[of]),
+                build_warm_s=builds[of].get("build_warm_s"),
                 calls_per_sample=record.calls_per_sample[of],
                 samples=f"samples.npz#{of}/{key}",
             )
         )
     for of, ratio in ratios.items():
-        withheld = wrong.get(of) or wrong.get(baseline)
+        withheld = wrong.get(of) or wrong.get(baseline) or None
         finite = ratio.interval if len(against) > 1 else None
+        pays = None if withheld or of == twin else _break_even(record, plan, of, _cold(builds[of]))
+        if pays is not None:
+            found.figures += _break_even_figures(record, plan, of, at, builds[of])
         found.comparisons.append(
             Comparison(
                 name=name if of != twin else "noise",
@@ -79,6 +96,7 @@ def judge(
                 noise_floor=found.noise_floor,
                 verdict="withheld" if withheld else statistics.verdict(ratio.interval, delta),
                 reason=withheld,
+                break_even_calls=pays[0] if pays else None,
             )
         )
     worst = max((ratio.half_width for of, ratio in ratios.items() if of != twin), default=None)
@@ -87,3 +105,39 @@ def judge(
         found.figures.append(Figure(name="smallest_detectable_effect", of=baseline, at=at, value=effect, unit="1"))
     found.codes = race_codes(record, plan, at, found.noise_floor, worst)
     return found
+
+
+def _cold(build: dict[str, Any]) -> float | None:
+    return build["build_s"] if build.get("build_warm_s") is not None else None
+
+
+def _break_even(
+    record: Record, plan: Plan, of: str, build_s: float | None
+) -> tuple[float, tuple[float, float | None]] | None:
+    """Calls after which building has paid for itself, and their interval; None where the variant is not faster.
+
+    build / (t_baseline - t_variant), on medians; where that difference's interval reaches zero there is no upper end.
+    """
+    if build_s is None or record.rounds < 2:
+        return None
+    against, seconds = record.seconds[plan.baseline], record.seconds[of]
+    saved_s = float(np.median(against) - np.median(seconds))
+    if saved_s <= 0:
+        return None
+    block = statistics.block_length(seconds, against)
+    medians = statistics.resampled_medians(np.stack([seconds, against]), block, plan.seed, statistics.RESAMPLES)
+    low_s, high_s = (float(q) for q in np.percentile(medians[1] - medians[0], [2.5, 97.5]))
+    return build_s / saved_s, (build_s / high_s, build_s / low_s if low_s > 0 else None)
+
+
+def _break_even_figures(record: Record, plan: Plan, of: str, at: dict[str, Any], build: dict[str, Any]) -> list[Figure]:
+    figures = []
+    for name, build_s in (
+        ("break_even_calls_cold", _cold(build)),
+        ("break_even_calls_warm", build.get("build_warm_s")),
+    ):
+        found = _break_even(record, plan, of, build_s)
+        if found is not None:
+            row = {"name": name, "of": of, "at": at, "value": found[0], "unit": "calls", "ci95": list(found[1])}
+            figures.append(Figure.model_validate(row))
+    return figures

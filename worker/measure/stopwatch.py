@@ -45,6 +45,8 @@ class Stopwatch:
     mode: Callable[[], AbstractContextManager[Any]] = nullcontext
     calls: dict[str, Call] = field(default_factory=dict)
     first_call_s: dict[str, float] = field(default_factory=dict)
+    between: dict[str, Call] = field(default_factory=dict)
+    """What is done before each call of a key, outside the clock (emptying caches, say): such calls are timed singly."""
 
     def first_call(self, key: str) -> float:
         """Seconds that the very first call took, synchronised at both ends; it is made now unless it was before."""
@@ -58,18 +60,18 @@ class Stopwatch:
 
         Returns `samples_s` (seconds per call), `flat`, and `call_s`, the median of the last window.
         """
-        call, samples, medians = self.calls[key], list[float](), list[float]()
+        samples, medians = list[float](), list[float]()
         end_s = time.perf_counter() + limit_s
         block, flat = 1, False
         with self.mode():
             while not flat and (not samples or time.perf_counter() < end_s):
                 for _ in range(WINDOW):
-                    samples.append(self._block(call, block)[0] / block)
+                    samples.append(self._timed(key, block)[0] / block)
                     if time.perf_counter() >= end_s:
                         break
                 medians.append(statistics.median(samples[-WINDOW:]))
                 flat = len(medians) >= 3 and medians[-1] >= FLAT * min(medians[-3:-1])
-                block = max(1, round(SHORTEST_SAMPLE_S / medians[-1]))
+                block = 1 if key in self.between else max(1, round(SHORTEST_SAMPLE_S / medians[-1]))
         return {"samples_s": samples, "flat": flat, "call_s": statistics.median(samples[-WINDOW:])}
 
     def turn(self, key: str, calls: int, settle_s: float, call_s: float) -> list[float]:
@@ -82,7 +84,18 @@ class Stopwatch:
         with self.mode():
             for _ in itertools.repeat(None, untimed):
                 call()
-            return list(self._block(call, calls))
+            return list(self._timed(key, calls))
+
+    def _timed(self, key: str, calls: int) -> tuple[float, float]:
+        before = self.between.get(key)
+        if before is None:
+            return self._block(self.calls[key], calls)
+        seconds = returned = 0.0
+        for _ in range(calls):
+            before()
+            took = self._block(self.calls[key], 1)
+            seconds, returned = seconds + took[0], returned + took[1]
+        return seconds, returned
 
     def _block(self, call: Call, calls: int) -> tuple[float, float]:
         clock, collecting = time.perf_counter, gc.isenabled()

@@ -4,7 +4,8 @@
     result.comparisons[0].speedup, result.comparisons[0].verdict
 
 In order: the right answers (eager and float64) in a process of their own; every variant built, saved and reloaded in
-its own process; every output checked; then, for each batch size, the race. A variant that cannot run is named in
+its own process; every output checked; then, for each measuring point, the race; then, in passes of their own, memory,
+the probes for what a form froze, and each file loaded without Torchstone. A variant that cannot run is named in
 `skipped` with its reason and the others go on; without its baseline the job fails.
 
 This process never runs a tensor operation: it forks the contestants, passes the turn, and does arithmetic in numpy.
@@ -13,259 +14,297 @@ This process never runs a tensor operation: it forks the contestants, passes the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
+import orjson
 import torch
 
-from torchstone.errors import InvalidModel, JobError, OutOfMemory, ProcessDied, WorkloadError
-from torchstone.results import Check, Code, Figure, Result, Skipped
+from torchstone.errors import WorkloadError
+from torchstone.facts import facts
+from torchstone.results import Code, Figure, Result, Skipped, Timing
 from torchstone.specs import JitSpec, Variant
+from worker import models
 from worker.bench import Bench
+from worker.contestants.checks import Checks
+from worker.contestants.field import Field
+from worker.contestants.passport import CleanLoader, loader_program, passport
 from worker.contestants.reproduce import reproduction
 from worker.contestants.runner import Reference, Runner
 from worker.contestants.table import WAYS
-from worker.contestants.ways import Setting
+from worker.contestants.ways import Setting, Way
 from worker.measure.archive import write_archive
-from worker.measure.contestant import Contestant, ContestantFailed
+from worker.measure.contestant import ContestantFailed
 from worker.measure.environment import Load, frequency_mhz, host_facts
-from worker.measure.equality import TOLERANCES, TRAINING_TOLERANCE, compare_outputs
 from worker.measure.quality import grade, load_codes
 from worker.measure.race import Plan, Record, race
 from worker.measure.rows import judge, twin_of
 
-_ERRORS: dict[str, type[JobError]] = {
-    "invalid_model": InvalidModel,
-    "out_of_memory": OutOfMemory,
-    "died": ProcessDied,
-}
+BINARY = "application/octet-stream"
 
 
 def run(spec: JitSpec, bench: Bench) -> Result:
     """Measure `spec` on the leased devices. Raises JobError where the model or the baseline cannot run."""
-    return _Experiment(spec, bench).run()
+    return Experiment(spec, bench, setting_of(spec, bench), WAYS).run()
 
 
-class _Experiment:
-    """One job under way, gathered so that its steps can be read one by one."""
+def setting_of(spec: JitSpec, bench: Bench) -> Setting:
+    """What all contestants of this job share."""
+    return Setting(
+        make_model=lambda: models.build(spec.model, spec.seed),
+        make_inputs=lambda batch_size, seed, dtype, device: models.inputs(spec.model, batch_size, seed, dtype, device),
+        folder=bench.folder,
+        seed=spec.seed,
+        dtype=getattr(torch, spec.dtype),
+        device=torch.device("cuda:0" if bench.devices[0].type == "cuda" else "cpu"),
+        batch_sizes=tuple(spec.batch_sizes),
+        threads=spec.threads or len(bench.cores),
+        grad=spec.grad,
+        dynamic=spec.dynamic_batch,
+        channels_last=spec.channels_last,
+    )
 
-    def __init__(self, spec: JitSpec, bench: Bench) -> None:
-        self.spec, self.bench = spec, bench
-        device = bench.devices[0]
-        self.setting = Setting(
-            model=spec.model,
-            seed=spec.seed,
-            dtype=getattr(torch, spec.dtype),
-            device=torch.device("cuda:0" if device.type == "cuda" else "cpu"),
-            batch_sizes=tuple(spec.batch_sizes),
-            grad=spec.grad,
-            folder=bench.folder,
-        )
-        self.threads = spec.threads or len(bench.cores)
-        self.result = Result()
-        self.contestants: dict[str, Contestant] = {}
-        self.ended: list[Contestant] = []
-        self.wrong: dict[str, dict[str, str]] = {key: {} for key in self.keys}
-        self.build: dict[str, dict[str, Any]] = {}
+
+@dataclass(frozen=True)
+class Point:
+    """Where a race is run: a batch size, with caches warm or emptied before each call."""
+
+    batch_size: int
+    cold: bool
+    tell_cache: bool
 
     @property
-    def keys(self) -> list[str]:
-        return [str(batch_size) for batch_size in self.spec.batch_sizes]
+    def key(self) -> str:
+        return f"{self.batch_size}/cold" if self.cold else str(self.batch_size)
+
+    @property
+    def at(self) -> dict[str, Any]:
+        cache = {"cache": "cold" if self.cold else "hot"} if self.tell_cache else {}
+        return {"batch_size": self.batch_size, **cache}
+
+
+class Experiment:
+    """One job under way, gathered so that its steps can be read one by one."""
+
+    def __init__(self, spec: JitSpec, bench: Bench, setting: Setting, ways: dict[Variant, Way]) -> None:
+        self.spec, self.bench, self.setting, self.ways = spec, bench, setting, ways
+        self.result = Result()
+        self.baseline = spec.baseline.value
+        self.twin = twin_of(self.baseline)
+        self.keys = [str(batch_size) for batch_size in spec.batch_sizes]
+        temperatures = {"hot": [False], "cold": [True], "both": [False, True]}[spec.cache]
+        self.points = [
+            Point(batch_size, cold, spec.cache != "hot") for batch_size in spec.batch_sizes for cold in temperatures
+        ]
+        self.checks = Checks(bench.folder, spec.dtype, spec.grad, self.keys)
+        self.build: dict[str, dict[str, Any]] = {}
+        self.codes: list[Code] = []
+        self.host: dict[str, Any] = {}
 
     def run(self) -> Result:
-        try:
+        with Field(self.bench.cores, self.setting.threads, self.baseline, self.result) as self.field:
             self._find_what_is_right()
             self._build_all()
             self._check_all()
-            self._measure_all()
-        finally:
-            for contestant in (*self.ended, *self.contestants.values()):
-                contestant.end()
-            for contestant in (*self.ended, *self.contestants.values()):
-                contestant.close()
+            races = self._race_all()
+            self._look_closer()
+            self.field.end_all()
+            self._load_all_elsewhere()
+            self.field.end_all()
+            self._judge_all(races)
         return self.result
 
     def _find_what_is_right(self) -> None:
         self._say("computing eager's and float64's outputs")
-        reference = self._start("reference", lambda: Reference(self.setting))
-        reference.send(
+        field, files = self.field, self.checks.files
+        self.loaded = {name: str(self.bench.file(f"{name}.pt")) for name in ("inputs", "inputs_cpu")}
+        field.start("reference", lambda: Reference(self.setting))
+        field.send(
+            "reference",
             "outputs",
-            eager={key: str(self._output_file("eager_reference", key)) for key in self.keys},
-            truth={key: str(self._output_file("float64", key)) for key in self.keys},
+            eager=files("reference", self.keys),
+            truth=files("float64", self.keys),
+            probes=files("reference", self.checks.probes),
+            loaded=self.loaded | {"output": self.checks.file("reference.eval", self.keys[0])},
         )
         self._describe()  # meanwhile
-        try:
-            with self._failing_the_job():
-                facts = reference.answer()
-        finally:
-            reference.end()
-            self.ended.append(reference)
+        found = field.answer("reference")
+        field.end("reference")
+        self.probes: list[str] = found["probes"]
         for name, unit in (("parameters", "1"), ("parameter_bytes", "B")):
-            self.result.figures.append(Figure(name=name, of="model", value=facts[name], unit=unit))
+            self.result.figures.append(Figure(name=name, of="model", value=found[name], unit=unit))
+
+    def _describe(self) -> None:
+        self.host = {"name": self.bench.host, **host_facts(self.bench.cores), "seed": self.spec.seed}
+        self.host["devices"] = [asdict(device) for device in self.bench.devices]
+        self.result.environment = {"hosts": [self.host]}
+        script = self.bench.file("reproduce.py")
+        script.write_text(reproduction(self.spec, self.setting.threads))
+        self.bench.keep(script, "text/x-python")
 
     def _build_all(self) -> None:
-        baseline = self.spec.baseline
-        for variant in sorted(self.spec.variants, key=lambda v: v is not baseline):
-            way = WAYS.get(variant)
-            reason = way.unavailable(self.setting) if way else "this version of Torchstone cannot build it"
-            if reason and variant is baseline:
+        for variant in sorted(self.spec.variants, key=lambda v: v is not self.spec.baseline):
+            reason = self.ways[variant].unavailable(self.setting)
+            if reason and variant is self.spec.baseline:
                 raise WorkloadError(f"the baseline {variant.value} cannot run: {reason}")
             if reason:
                 self.result.skipped.append(Skipped(of=variant.value, reason=reason))
             else:
                 self._build(variant.value, variant)
-        self._build(twin_of(baseline.value), baseline)
+        self._build(self.twin, self.spec.baseline)
+        if self.ways[self.spec.baseline].disk_cache:
+            self.build[self.baseline]["build_warm_s"] = self.build[self.twin]["build_s"]
 
     def _build(self, name: str, variant: Variant) -> None:
-        way = WAYS[variant]
+        way, setting = self.ways[variant], self.setting
         self._say(f"building {name}")
-        contestant = self._start(name, lambda: Runner(self.setting, way))
-        self.contestants[name] = contestant
-        with self._dropping(name):
-            facts = self.build[name] = contestant.ask("build", name=name)
-            if variant is not Variant.eager:
-                facts["build_warm_s"] = contestant.ask("rebuild")
-                print(f"  {name}: built in {facts['build_cold_s']:.3f} s, again in {facts['build_warm_s']:.3f} s")
-            if facts["file"] and name == variant.value:
-                self.bench.keep(self.bench.file(facts["file"]), way.media_type)
-                size = facts["artifact_bytes"]
-                self.result.figures.append(Figure(name="artifact_bytes", of=name, value=size, unit="B"))
+        cache = self.bench.file(f"cache-{variant.value}")
+        self.field.start(name, lambda: Runner(setting, way, cache))
+        told = self.field.attempt(name, "build", name=name)
+        if told is None:
+            return
+        self.build[name] = told
+        if name == self.twin:
+            return
+        if way.disk_cache and name != self.baseline:
+            self.field.start("rebuilt", lambda: Runner(setting, way, cache))
+            warm = self.field.attempt("rebuilt", "build", name=f"rebuilt-{name}")
+            told["build_warm_s"] = warm and warm["build_s"]
+            if warm:
+                self.field.end("rebuilt")
+        elif not way.disk_cache and variant is not Variant.eager:
+            told["build_warm_s"] = self.field.attempt(name, "rebuild")
+        print(f"  {name}: built in {told['build_s']:.3f} s", flush=True)
 
     def _check_all(self) -> None:
-        tolerance = TRAINING_TOLERANCE if self.spec.grad else TOLERANCES[self.spec.dtype]
         for key in self.keys:
-            eager, truth = self._load("eager_reference", key), self._load("float64", key)
-            for name in list(self.contestants):
-                with self._dropping(name):
-                    self.contestants[name].ask("output", key=key, file=str(self._output_file(name, key)))
-                if name not in self.contestants:
-                    continue
-                ours = self._load(name, key)
-                against = {"eager": eager, "float64": truth} if name != "eager" else {"float64": truth}
-                for what, theirs in against.items():
-                    equal = compare_outputs(ours, theirs, truth, tolerance, eager)
-                    if not equal.passed:
-                        self.wrong[key][name] = f"its output is not equal to {what}'s: {equal.detail}"
-                    if name != twin_of(self.spec.baseline.value):
-                        row = Check(name=f"equal_to_{what}", of=name, against=what, at=self._at(key), **vars(equal))
-                        self.result.checks.append(row)
-                        print(f"  {name} at batch {key}: equal to {what}: {'yes' if equal.passed else 'NO'}", end="")
-                        print(f" (largest error {equal.max_abs_error})")
+            for name in self.field.names:
+                self.field.attempt(name, "output", key=key, file=self.checks.file(name, key))
+                if name in self.field.names:
+                    self.checks.timed(name, key, {"batch_size": int(key)}, show=name != self.twin)
 
-    def _measure_all(self) -> None:
-        host, cores = self.result.environment["hosts"][0], self.bench.cores
-        with self._failing_the_job():
-            host["torch"] = self.contestants[self.spec.baseline.value].ask("facts")
-        pids = tuple(contestant.pid for contestant in self.contestants.values())
-        frequency_before_mhz, before = frequency_mhz(cores[0]), Load.now(cores, pids)
+    def _race_all(self) -> dict[str, tuple[Record, Plan]]:
+        field, cores = self.field, self.bench.cores
+        self.host["torch"] = field.require(self.baseline, "facts")
+        compiled = {name: field.require(name, "compilations") for name in field.names}
+        frequency_before_mhz, before = frequency_mhz(cores[0]), Load.now(cores, field.pids)
         races: dict[str, tuple[Record, Plan]] = {}
         end_s = time.perf_counter() + self.spec.budget_s
-        for index, key in enumerate(self.keys):
-            left_s = max(0.0, end_s - time.perf_counter()) / (len(self.keys) - index)
+        for index, point in enumerate(self.points):
+            left_s = max(0.0, end_s - time.perf_counter()) / (len(self.points) - index)
             plan = Plan(
-                self.spec.baseline.value, self.spec.ci_half_width, left_s, self.spec.calls, seed=self.spec.seed + index
+                self.baseline,
+                self.spec.ci_half_width,
+                left_s,
+                self.spec.calls,
+                seed=self.spec.seed + index,
+                single_calls=point.cold,
             )
-            self._say(f"racing at batch size {key} for at most {left_s:.1f} s")
-            with self._failing_the_job():
-                record = race(list(self.contestants.values()), key, plan, self._progress_of(index))
+            self._say(f"racing at {point.at} for at most {left_s:.1f} s")
+            record = race(list(field.contestants.values()), point.key, plan, self._progress_of(index))
             for name, failure in record.failed.items():
-                self._drop(name, failure)
-            races[key] = (record, plan)
-            print(f"  {record.rounds} rounds in {record.spent_s:.2f} s, stopped by {record.stopped_by}")
-        host["during"] = Load.now(cores, pids).since(before)
-        codes = load_codes(host["during"], (frequency_before_mhz, frequency_mhz(cores[0])))
-        for contestant in self.contestants.values():
-            contestant.end()  # their memory is taken down while the figures are worked out
-        self._judge_all(races, codes)
+                field.drop(name, failure)
+            races[point.key] = (record, plan)
+            print(f"  {record.rounds} rounds in {record.spent_s:.2f} s, stopped by {record.stopped_by}", flush=True)
+        self.host["during"] = Load.now(cores, field.pids).since(before)
+        self.codes += load_codes(self.host["during"], (frequency_before_mhz, frequency_mhz(cores[0])))
+        for name in field.names:
+            more = field.require(name, "compilations") - compiled.get(name, 0)
+            if more:
+                evidence = {"of": name, "graphs": more}
+                self.codes.append(Code(code="compiled_while_timing", severity="warning", evidence=evidence))
+        return races
 
-    def _judge_all(self, races: dict[str, tuple[Record, Plan]], codes: list[Code]) -> None:
+    def _look_closer(self) -> None:
+        """What has passes of its own: memory, other inputs than the timed one, a profile."""
+        for name in [name for name in self.field.names if name != self.twin]:
+            way = self.ways[Variant(name)]
+            for key in self.keys:
+                for what, value in (self.field.attempt(name, "memory", key=key) or {}).items():
+                    at = {"batch_size": int(key)}
+                    self.result.figures.append(Figure(name=what, of=name, at=at, value=value, unit="B"))
+            if self.spec.profile and name in self.field.names:
+                path = self.bench.file(f"profile_{name}.json")
+                self.field.attempt(name, "profile", key=self.keys[0], file=str(path))
+                if path.exists():
+                    self.bench.keep(path, "application/json")
+            if way is not self.ways[Variant.eager] and name in self.field.names:
+                shapes = way.takes_other_shapes(self.setting)
+                probes = [p for p in self.probes if shapes or p not in ("batch_3", "row_alone", "shorter")]
+                files = self.checks.files(name, probes)
+                failed = self.field.attempt(name, "probe", files=files, other_shapes=shapes)
+                if failed is not None:
+                    self.checks.probed(name, failed, probes)
+
+    def _load_all_elsewhere(self) -> None:
+        """Every exported file, loaded and run by a process without Torchstone; its passport tells how that went."""
+        exported = {
+            name: told["file"] for name, told in self.build.items() if told["file"] and name in Variant.__members__
+        }
+        for name, file in exported.items():
+            if any(row.of == name for row in self.result.skipped):
+                continue
+            native = file.endswith(".pt2")
+            loader = f"load {name}"
+            self.field.start(loader, CleanLoader)
+            try:
+                still_there = self.field.contestants[loader].ask(
+                    "run",
+                    program=loader_program(file),
+                    folder=str(self.bench.folder),
+                    inputs=self.loaded["inputs" if native else "inputs_cpu"],
+                    output=self.checks.file(f"{name}.loaded", self.keys[0]),
+                )
+            except ContestantFailed as failure:
+                self.checks.not_loaded(name, failure.reason)
+                continue
+            finally:
+                self.field.end(loader)
+            assert still_there == [], f"the loader is not clean: {still_there}"
+            path = self.bench.file(file)
+            x = {"shape": ["batch", *facts(self.spec.model).input_shape], "dtype": self.spec.dtype}
+            made = passport(path, Variant(name), self.checks.loaded(name, self.keys[0]), [x], self.host, self.spec.seed)
+            proof = self.bench.file(f"{file}.passport.json")
+            proof.write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
+            self.bench.keep(path, BINARY)
+            self.bench.keep(proof, "application/json")
+
+    def _judge_all(self, races: dict[str, tuple[Record, Plan]]) -> None:
         floors = []
-        for key, (record, plan) in races.items():
-            found = judge(record, plan, self._at(key), key, self.wrong[key])
-            self._add_builds(found.timings)
-            self._add_throughput(found.timings, int(key))
+        self.result.checks = self.checks.rows
+        for point in self.points:
+            record, plan = races[point.key]
+            wrong = {name: by_key.get(str(point.batch_size), "") for name, by_key in self.checks.wrong.items()}
+            found = judge(record, plan, point.at, point.key, wrong, self.build)
             self.result.timings += found.timings
             self.result.comparisons += found.comparisons
-            self.result.figures += found.figures
-            codes += found.codes
+            self.result.figures += found.figures + [_throughput(t, point) for t in found.timings if t.name == "latency"]
+            self.codes += found.codes
             floors += [found.noise_floor] if found.noise_floor is not None else []
+        for name, told in self.build.items():
+            for what, unit in (("artifact_bytes", "B"), ("save_s", "s"), ("load_s", "s")):
+                if what in told and name != self.twin:
+                    self.result.figures.append(Figure(name=what, of=name, value=told[what], unit=unit))
         self.result.noise_floor = max(floors, default=None)
-        self.result.quality = grade(codes)
+        self.result.quality = grade(self.codes)
         write_archive(self.bench.file("samples.npz"), races, {"resamples": 2000, "unit": "s"})
-        self.bench.keep(self.bench.file("samples.npz"), "application/octet-stream")
+        self.bench.keep(self.bench.file("samples.npz"), BINARY)
 
-    def _describe(self) -> None:
-        host = {"name": self.bench.host, **host_facts(self.bench.cores), "seed": self.spec.seed}
-        host["devices"] = [asdict(device) for device in self.bench.devices]
-        self.result.environment = {"hosts": [host]}
-        script = self.bench.file("reproduce.py")
-        script.write_text(reproduction(self.spec, self.threads))
-        self.bench.keep(script, "text/x-python")
-
-    def _add_builds(self, timings: list[Any]) -> None:
-        for timing in timings:
-            facts = self.build[timing.of]
-            timing.build_warm_s = facts.get("build_warm_s")
-            timing.build_cold_s = facts["build_cold_s"] if timing.build_warm_s is not None else None
-
-    def _add_throughput(self, timings: list[Any], batch_size: int) -> None:
-        for timing in timings:
-            if timing.name == "latency" and timing.median:
-                value = batch_size / timing.median
-                at = {"batch_size": batch_size}
-                self.result.figures.append(
-                    Figure(name="throughput", of=timing.of, at=at, value=value, unit="samples/s")
-                )
-
-    def _progress_of(self, index: int) -> Any:
-        points, start_s = len(self.keys), time.perf_counter()
+    def _progress_of(self, index: int) -> Callable[[int, int | None, float], None]:
+        points, start_s = len(self.points), time.perf_counter()
 
         def tell(done: int, total: int | None, eta_s: float) -> None:
             later_s = (points - index - 1) * (time.perf_counter() - start_s + eta_s)
-            message = f"batch size {self.keys[index]}"
-            self.bench.progress(done, total, "rounds", eta_s + later_s, message)
+            self.bench.progress(done, total, "rounds", eta_s + later_s, f"racing at {self.points[index].at}")
 
         return tell
-
-    def _start(self, name: str, make: Any) -> Contestant:
-        return Contestant.start(name, make, self.bench.cores, self.threads)
-
-    @contextmanager
-    def _dropping(self, name: str) -> Iterator[None]:
-        """A contestant's failure ends its part in the race; the baseline's ends the job."""
-        try:
-            yield
-        except ContestantFailed as failure:
-            self._drop(name, failure)
-
-    @contextmanager
-    def _failing_the_job(self) -> Iterator[None]:
-        try:
-            yield
-        except ContestantFailed as failure:
-            raise _ERRORS.get(failure.kind, WorkloadError)(failure.reason) from failure
-
-    def _drop(self, name: str, failure: ContestantFailed) -> None:
-        print(f"  {name} failed: {failure.reason}")
-        if name == self.spec.baseline.value:
-            raise _ERRORS.get(failure.kind, WorkloadError)(f"the baseline {name} failed: {failure.reason}") from failure
-        status = "skipped" if failure.kind == "unavailable" else "failed"
-        self.result.skipped.append(Skipped(of=name, reason=failure.reason, status=status))
-        self.contestants.pop(name).close()
-
-    def _output_file(self, name: str, key: str) -> Any:
-        return self.bench.file(f"output-{name}-{key}.npz")
-
-    def _load(self, name: str, key: str) -> list[Any]:
-        with np.load(self._output_file(name, key)) as archive:
-            return [archive[entry] for entry in archive.files]
-
-    def _at(self, key: str) -> dict[str, Any]:
-        return {"batch_size": int(key)}
 
     def _say(self, message: str) -> None:
         print(message, flush=True)
         self.bench.progress(0, None, "rounds", None, message)
+
+
+def _throughput(timing: Timing, point: Point) -> Figure:
+    value = point.batch_size / timing.median if timing.median else None
+    return Figure(name="throughput", of=timing.of, at=point.at, value=value, unit="samples/s")

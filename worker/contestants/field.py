@@ -1,0 +1,105 @@
+"""The contestants of one job: started, asked, dropped when they fail, and ended all together.
+
+    with Field(cores, threads, baseline="eager", result=result) as field:
+        field.start("script", lambda: Runner(...))
+        field.attempt("script", "build", name="script")      # None where it failed: it is in result.skipped then
+
+A contestant that fails is named in the result with its reason and the others go on. The baseline's failure, and that of
+what is asked with `require`, ends the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from torchstone.errors import InvalidModel, JobError, OutOfMemory, ProcessDied, WorkloadError
+from torchstone.results import Result, Skipped
+from worker.measure.contestant import Contestant, ContestantFailed
+
+_ERRORS: dict[str, type[JobError]] = {
+    "invalid_model": InvalidModel,
+    "out_of_memory": OutOfMemory,
+    "died": ProcessDied,
+}
+
+
+class Field:
+    """All contestants by name; leaving it ends every process that it started."""
+
+    def __init__(self, cores: tuple[int, ...], threads: int, baseline: str, result: Result) -> None:
+        self.cores, self.threads, self.baseline, self.result = cores, threads, baseline, result
+        self.contestants: dict[str, Contestant] = {}
+        self._ended: list[Contestant] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.end_all()
+        for contestant in (*self._ended, *self.contestants.values()):
+            contestant.close()
+
+    @property
+    def names(self) -> list[str]:
+        """Who still takes part."""
+        return list(self.contestants)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Their processes."""
+        return tuple(contestant.pid for contestant in self.contestants.values())
+
+    def start(self, name: str, make: Callable[[], object]) -> None:
+        """A process for `name` that holds what `make` returns there."""
+        self.contestants[name] = Contestant.start(name, make, self.cores, self.threads)
+
+    def attempt(self, name: str, request: str, /, **arguments: Any) -> Any:
+        """What the contestant answers; None where it has failed and was dropped. Raises JobError for the baseline."""
+        try:
+            return self.contestants[name].ask(request, **arguments)
+        except ContestantFailed as failure:
+            self.drop(name, failure)
+            return None
+
+    def send(self, name: str, request: str, /, **arguments: Any) -> None:
+        """Begin what `require` does; a later `answer` waits for it."""
+        self.contestants[name].send(request, **arguments)
+
+    def answer(self, name: str) -> Any:
+        """The answer to the last `send`. Raises JobError."""
+        try:
+            return self.contestants[name].answer()
+        except ContestantFailed as failure:
+            raise job_error(failure) from failure
+
+    def require(self, name: str, request: str, /, **arguments: Any) -> Any:
+        """What the contestant answers. Raises JobError where it fails."""
+        self.send(name, request, **arguments)
+        return self.answer(name)
+
+    def drop(self, name: str, failure: ContestantFailed) -> None:
+        """End its part, for this reason."""
+        print(f"  {name} failed: {failure.reason}")
+        if name == self.baseline:
+            raise job_error(failure, f"the baseline {name} failed: ") from failure
+        status = "skipped" if failure.kind == "unavailable" else "failed"
+        self.result.skipped.append(Skipped(of=name, reason=failure.reason, status=status))
+        self.end(name)
+
+    def end(self, name: str) -> None:
+        """End its process, without waiting for it."""
+        contestant = self.contestants.pop(name)
+        contestant.end()
+        self._ended.append(contestant)
+
+    def end_all(self) -> None:
+        """End every process, without waiting: their memory is taken down on another core meanwhile."""
+        for name in self.names:
+            self.end(name)
+
+
+def job_error(failure: ContestantFailed, prefix: str = "") -> JobError:
+    """The error that ends the job because of `failure`."""
+    return _ERRORS.get(failure.kind, WorkloadError)(prefix + failure.reason)
