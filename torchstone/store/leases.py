@@ -77,6 +77,7 @@ def claim(conn: Connection, host: Host, lease_s: float) -> Claim | None:
         choice = choose(view, _waiting(conn, view))
         if choice is None:
             return None
+        savepoint = conn.begin_nested()
         row = conn.execute(
             update(jobs)
             .where(jobs.c.id == choice.job_id, jobs.c.state == State.queued.value)
@@ -84,8 +85,11 @@ def claim(conn: Connection, host: Host, lease_s: float) -> Claim | None:
             .returning(jobs.c.attempt, jobs.c.spec, jobs.c.timeout_s)
         ).first()
         if row is not None:
+            savepoint.commit()
             return _place(conn, host, choice, row, lease_s)
-        # Another machine took it, or somebody cancelled it, between the two statements: look again.
+        # Another machine took it, or somebody cancelled it, between the two statements: look again, and let go of the
+        # row, which PostgreSQL locked before it saw that the state was another one.
+        savepoint.rollback()
 
 
 def _place(conn: Connection, host: Host, choice: Choice, row: Row[Any], lease_s: float) -> Claim:
