@@ -103,10 +103,10 @@ class Fleet:
         return where, warnings
 
     async def waiting_for(self, row: Json) -> Json | None:
-        """Why a job waits; None unless it is queued. `row` as from `jobs.get`."""
+        """Why a job waits; None unless it is queued. `row` as from `jobs.get`, with how many jobs are `ahead`."""
         if row["state"] != "queued":
             return None
-        ahead = await self._database.read(jobs.ahead_of, row["id"], row["priority"])
+        ahead = row["ahead"]
         wanted = Waiting(
             row["id"], row["device_type"], row["device_count"], row["isolation"], row.get("memory_bytes", 0)
         )

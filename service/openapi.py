@@ -1,6 +1,8 @@
 """The OpenAPI description: real specs as examples, the shapes of answers, and problem documents everywhere.
 
-Models stand here for the description only: the answers themselves are bytes that the store had as JSON text.
+    @router.get("/kinds", responses={200: shaped("KindList")})
+
+Routes name shapes by their name only: the models (service.shapes) are built when the description is first asked for.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import TypeAdapter
+from pydantic.json_schema import models_json_schema
 
 from service.problems import MEDIA_TYPE
 from torchstone.jobs import State
@@ -19,96 +22,10 @@ Json = dict[str, Any]
 _REFERENCE = "#/components/schemas/{model}"
 
 
-class Fault(BaseModel):
-    """One fault of a request."""
-
-    pointer: str = Field(description="A JSON pointer (RFC 6901) into the body, or ?name for a query parameter.")
-    detail: str
-
-
-class Problem(BaseModel):
-    """Why a request was not answered with what it asked for (RFC 9457)."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    errors: list[Fault] = Field(default_factory=list)
-    instance: str
-
-
-class ArtifactItem(BaseModel):
-    """A file that a job made."""
-
-    name: str
-    media_type: str
-    bytes: int
-    sha256: str
-    created_at: str
-    href: str
-
-
-class ArtifactList(BaseModel):
-    """The files of a job."""
-
-    items: list[ArtifactItem]
-    next_cursor: None = None
-
-
-class Device(BaseModel):
-    """A device of a host, and which job holds it."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str
-    type: str
-    held_by: Json | None
-
-
-class HostItem(BaseModel):
-    """A worker host."""
-
-    name: str
-    machine: str
-    state: str = Field(description="up | draining | down | lost")
-    registered_at: str
-    seen_at: str
-    memory_bytes: int = Field(description="What a job may take.")
-    isolated_by: str | None = Field(description="The job that has the machine to itself.")
-    devices: list[Device]
-    info: Json
-
-
-class HostList(BaseModel):
-    """Every host that registered."""
-
-    items: list[HostItem]
-    next_cursor: None = None
-
-
-class Kind(BaseModel):
-    """A kind of experiment."""
-
-    model_config = ConfigDict(protected_namespaces=())
-
-    kind: str
-    summary: str
-    example: Json = Field(description="A spec that can be submitted as it stands.")
-    json_schema: Json = Field(alias="schema")
-
-
-class KindList(BaseModel):
-    """Every kind of experiment."""
-
-    items: list[Kind]
-    next_cursor: None = None
-
-
-class Readiness(BaseModel):
-    """ready, or which part is not."""
-
-    status: str
-    parts: dict[str, str]
+def shaped(name: str, description: str = "OK", **more: Any) -> Json:
+    """A response whose body has the shape of a model in service.shapes, by its name."""
+    schema = {"$ref": _REFERENCE.format(model=name)}
+    return {"description": description, "content": {"application/json": {"schema": schema}}, **more}
 
 
 def _query(name: str, description: str, schema: Json, **more: Any) -> Json:
@@ -175,20 +92,16 @@ def install(app: FastAPI) -> None:
 
 
 def _describe(app: FastAPI) -> Json:
+    from service.shapes import SHAPES
+
     description = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    schemas = description["components"]["schemas"]
     spec = TypeAdapter(Spec).json_schema(ref_template=_REFERENCE)
-    schemas.update(spec.pop("$defs", {}))
-    schemas["Spec"] = spec
-    problem = Problem.model_json_schema(ref_template=_REFERENCE)
-    schemas.update(problem.pop("$defs", {}))
-    schemas["Problem"] = problem
+    shapes = models_json_schema([(shape, "serialization") for shape in SHAPES], ref_template=_REFERENCE)[1]["$defs"]
+    description["components"] = {"schemas": {**spec.pop("$defs", {}), **shapes, "Spec": spec}}
     told = {"description": "A problem", "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
     for operations in description["paths"].values():
         for operation in operations.values():
             operation["responses"].pop("422", None)  # FastAPI's own shape, which is never sent
             operation["responses"]["4XX"] = told
             operation["responses"].setdefault("503", told)
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
     return description

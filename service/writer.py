@@ -1,6 +1,7 @@
 """Accepts jobs: the one writer of this process, which commits whatever arrived meanwhile in one transaction.
 
-    stored = await writer.accept(NewJob.of(spec))      # returns once it is durable
+    accepted = await writer.accept(NewJob.of(spec))      # returns once it is durable
+    accepted.ahead                                        # how many queued jobs come before it
 
 An fsync costs about a millisecond however much it covers, so fifty clients that POST at once share one. While a commit
 runs, in a thread of its own, the next batch gathers.
@@ -11,8 +12,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
 
 from torchstone.errors import Unavailable
 from torchstone.store import Store, is_transient, jobs
@@ -21,7 +24,15 @@ from torchstone.store.jobs import NewJob, Stored
 ACCEPT_WITHIN_S = 15.0
 """A database that is locked or away for longer is answered with 503."""
 _MOST_IN_A_COMMIT = 500
-_Entry = tuple[NewJob, "asyncio.Future[Stored]"]
+_Entry = tuple[NewJob, "asyncio.Future[Accepted]"]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What became of a new job, and how many queued ones came before it at that moment."""
+
+    stored: Stored
+    ahead: int
 
 
 class Writer:
@@ -33,9 +44,9 @@ class Writer:
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
 
-    async def accept(self, new: NewJob) -> Stored:
+    async def accept(self, new: NewJob) -> Accepted:
         """Store a job durably. Raises Unavailable where that takes too long: it may still be stored later."""
-        future: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Accepted] = asyncio.get_running_loop().create_future()
         self._waiting.append((new, future))
         self._arrived.set()
         try:
@@ -57,33 +68,39 @@ class Writer:
                 batch, self._waiting = self._waiting[:_MOST_IN_A_COMMIT], self._waiting[_MOST_IN_A_COMMIT:]
                 batch = [(new, future) for new, future in batch if not future.done()]  # some gave up meanwhile
                 outcome = await loop.run_in_executor(self._thread, self._commit, [new for new, _ in batch])
-                for (_, future), stored in zip(batch, outcome, strict=True):
+                for (_, future), answer in zip(batch, outcome, strict=True):
                     if future.done():
                         continue
-                    if isinstance(stored, Stored):
-                        future.set_result(stored)
+                    if isinstance(answer, Accepted):
+                        future.set_result(answer)
                     else:
-                        future.set_exception(stored)
+                        future.set_exception(answer)
 
     def close(self) -> None:
         """Let a commit that runs come to its end."""
         self._thread.shutdown()
 
-    def _commit(self, batch: Sequence[NewJob]) -> Sequence[Stored | Exception]:
+    def _commit(self, batch: Sequence[NewJob]) -> Sequence[Accepted | Exception]:
         try:
-            return self._insert(batch)
+            with self._store.write() as conn:
+                stored = jobs.insert_many(conn, batch)
+                ahead = _ahead(conn, batch)
+            return [Accepted(each, ahead[new.job_id]) for new, each in zip(batch, stored, strict=True)]
         except SQLAlchemyError as error:
             if len(batch) == 1 or is_transient(error):
                 return [error] * len(batch)
         # One of them is at fault: the others must not suffer for it.
         return [outcome for new in batch for outcome in self._commit([new])]
 
-    def _insert(self, batch: Sequence[NewJob]) -> list[Stored]:
-        for _ in range(3):
-            try:
-                with self._store.write() as conn:
-                    return jobs.insert_many(conn, batch)
-            except IntegrityError:
-                continue  # another process took an idempotency key in this very moment: now it can be seen
-        with self._store.write() as conn:
-            return jobs.insert_many(conn, batch)
+
+def _ahead(conn: Connection, batch: Sequence[NewJob]) -> dict[str, int]:
+    """How many jobs are ahead of each: counted once for each priority, not once for each job."""
+    ahead: dict[str, int] = {}
+    by_priority: dict[int, list[str]] = {}
+    for new in batch:
+        by_priority.setdefault(new.row["priority"], []).append(new.job_id)
+    for priority, job_ids in by_priority.items():
+        job_ids.sort()
+        before = jobs.ahead_of(conn, job_ids[0], priority)
+        ahead |= {job_id: min(before + rank, jobs.MOST_AHEAD) for rank, job_id in enumerate(job_ids)}
+    return ahead

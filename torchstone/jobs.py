@@ -9,7 +9,7 @@ canceling -> succeeded | failed is NOT possible: a cancelled job never ends othe
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -28,6 +28,7 @@ class State(StrEnum):
     expired = "expired"
 
 
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - UTC, and quicker without saying so
 TRANSITIONS: dict[State, frozenset[State]] = {
     State.queued: frozenset({State.running, State.canceled, State.expired}),
     State.running: frozenset({State.succeeded, State.failed, State.canceled, State.canceling, State.queued}),
@@ -123,5 +124,4 @@ def rfc3339(epoch_us: int | None) -> str | None:
     """Microseconds since 1970 as RFC 3339 UTC with microseconds, e.g. 2026-11-29T20:03:13.123456Z."""
     if epoch_us is None:
         return None
-    seconds, micros = divmod(epoch_us, 1_000_000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{micros:06d}Z"
+    return (_EPOCH + timedelta(microseconds=epoch_us)).isoformat(timespec="microseconds") + "Z"

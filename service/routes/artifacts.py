@@ -20,7 +20,7 @@ from fastapi.responses import StreamingResponse
 from obstore.exceptions import NotFoundError
 
 from service import documents, responses
-from service.openapi import ArtifactList
+from service.openapi import shaped
 from service.queries import Query
 from service.routes import get
 from service.routes.jobs import find
@@ -32,7 +32,7 @@ router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 _RANGE = re.compile(r"bytes=[ \t]*(\d{0,19})-(\d{0,19})[ \t]*")
 
 
-@get(router, "", summary="List a job's files", responses={200: {"model": ArtifactList}})
+@get(router, "", summary="List a job's files", responses={200: shaped("ArtifactList")})
 async def listing(job_id: str, request: Request) -> Response:
     Query(request)
     runtime = of(request)

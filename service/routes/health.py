@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service import documents, responses
-from service.openapi import Readiness
+from service.openapi import shaped
 from service.routes import get
 from service.runtime import Runtime, of
 from torchstone.store import require_current_schema
@@ -32,7 +32,7 @@ async def healthz() -> Response:
     router,
     "/readyz",
     summary="Whether everything it needs is within reach",
-    responses={200: {"model": Readiness}, 503: {"model": Readiness}},
+    responses={200: shaped("Readiness", "Ready"), 503: shaped("Readiness", "Not ready")},
 )
 async def readyz(request: Request) -> Response:
     runtime = of(request)

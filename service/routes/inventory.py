@@ -12,7 +12,7 @@ from functools import cache
 from fastapi import APIRouter, Request, Response
 
 from service import documents, responses
-from service.openapi import HostList, KindList
+from service.openapi import shaped
 from service.queries import Query
 from service.routes import get
 from service.runtime import of
@@ -22,7 +22,7 @@ from torchstone.store import hosts
 router = APIRouter(prefix="/v1", tags=["inventory"])
 
 
-@get(router, "/kinds", summary="The kinds of experiments", responses={200: {"model": KindList}})
+@get(router, "/kinds", summary="The kinds of experiments", responses={200: shaped("KindList")})
 async def kinds(request: Request) -> Response:
     Query(request)
     return responses.tagged_json(request, _kinds(), {})
@@ -42,7 +42,7 @@ def _kinds() -> bytes:
     return documents.encode({"items": items, "next_cursor": None})
 
 
-@get(router, "/devices", summary="Hosts, their devices, and who holds them", responses={200: {"model": HostList}})
+@get(router, "/devices", summary="Hosts, their devices, and who holds them", responses={200: shaped("HostList")})
 async def devices(request: Request) -> Response:
     Query(request)
     runtime = of(request)

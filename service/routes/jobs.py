@@ -18,15 +18,16 @@ from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
+from sqlalchemy import Connection
 
 from service import bodies, documents, responses
-from service.openapi import CREATED, LIST_PARAMETERS, SUBMIT, VALIDATE_ONLY, WAIT
+from service.openapi import CREATED, LIST_PARAMETERS, SUBMIT, VALIDATE_ONLY, WAIT, shaped
 from service.queries import Query, preferred_wait_s, refuse
 from service.routes import get
 from service.runtime import Runtime, of
 from service.waits import until_finished
 from torchstone.errors import BadRequest, InvalidRequest, NotFound
-from torchstone.jobs import TERMINAL, Job, JobList, State
+from torchstone.jobs import TERMINAL, State
 from torchstone.specs import KINDS, BaseSpec, parse_spec
 from torchstone.store import jobs
 from torchstone.store.jobs import NewJob
@@ -40,10 +41,17 @@ _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 async def find(runtime: Runtime, job_id: str) -> dict[str, Any]:
-    """The row of a job. Raises NotFound."""
-    row = await runtime.database.read(jobs.get, job_id) if _JOB_ID.fullmatch(job_id) else None
+    """The row of a job; of a queued one also how many are `ahead`. Raises NotFound."""
+    row = await runtime.database.read(_look, job_id) if _JOB_ID.fullmatch(job_id) else None
     if row is None:
         raise NotFound(f"there is no job {job_id[:80]!r}")
+    return row
+
+
+def _look(conn: Connection, job_id: str) -> dict[str, Any] | None:
+    row = jobs.get(conn, job_id)
+    if row is not None and row["state"] == State.queued:
+        row["ahead"] = jobs.ahead_of(conn, job_id, row["priority"])
     return row
 
 
@@ -52,7 +60,10 @@ async def find(runtime: Runtime, job_id: str) -> dict[str, Any]:
     status_code=202,
     response_model=None,
     summary="Submit an experiment",
-    responses={202: {"model": Job, "description": "Accepted", "headers": CREATED}, 200: {"model": Job}},
+    responses={
+        202: shaped("Job", "Accepted", headers=CREATED),
+        200: shaped("Job", "Finished within the time of Prefer: wait"),
+    },
     openapi_extra={"requestBody": SUBMIT, "parameters": VALIDATE_ONLY},
 )
 async def submit(request: Request) -> Response:
@@ -63,7 +74,8 @@ async def submit(request: Request) -> Response:
     if query.flag("validate_only"):
         return await _validated(runtime, spec, needed_bytes)
     new = NewJob.of(spec, memory_bytes=needed_bytes, idempotency_key=_idempotency_key(request))
-    stored = await runtime.writer.accept(new)
+    accepted = await runtime.writer.accept(new)
+    stored = accepted.stored
     if stored.key_reused:
         raise InvalidRequest(f"the Idempotency-Key was used before for another spec, that of job {stored.job_id}")
     if stored.created:
@@ -72,7 +84,7 @@ async def submit(request: Request) -> Response:
     if wait_s:
         await until_finished(runtime.waits, runtime.database, request, stored.job_id, wait_s)
     if stored.created and not wait_s:
-        row = jobs.as_stored(new, stored)
+        row = {**jobs.as_stored(new, stored), "ahead": accepted.ahead}
     else:
         row = await find(runtime, stored.job_id)
     finished = bool(wait_s) and row["state"] in TERMINAL
@@ -104,7 +116,7 @@ def _idempotency_key(request: Request) -> str | None:
     router,
     "/jobs/{job_id}",
     summary="Look at a job, or wait for its end",
-    responses={200: {"model": Job}, 304: {"description": "Nothing changed since the ETag in If-None-Match"}},
+    responses={200: shaped("Job"), 304: {"description": "Nothing changed since the ETag in If-None-Match"}},
     openapi_extra={"parameters": WAIT},
 )
 async def show(job_id: str, request: Request) -> Response:
@@ -125,7 +137,7 @@ async def show(job_id: str, request: Request) -> Response:
     router,
     "/jobs",
     summary="List jobs, newest first",
-    responses={200: {"model": JobList}},
+    responses={200: shaped("JobList")},
     openapi_extra={"parameters": LIST_PARAMETERS},
 )
 async def listing(request: Request) -> Response:
@@ -183,7 +195,7 @@ def _after_cursor(cursor: str, filters: str) -> str:
     status_code=202,
     response_model=None,
     summary="Ask for a job's end",
-    responses={202: {"model": Job, "description": "canceled if it was queued, else canceling"}},
+    responses={202: shaped("Job", "canceled if it was queued, else canceling")},
 )
 async def cancel(job_id: str, request: Request) -> Response:
     runtime = of(request)

@@ -12,13 +12,13 @@ from anyio import to_thread
 from fastapi import APIRouter, Request, Response
 
 from service import documents, responses
+from service.openapi import shaped
 from service.queries import Query
 from service.routes import get
 from service.routes.jobs import RETRY_AFTER_S, find
 from service.runtime import of
 from torchstone.errors import Conflict, NotFound
 from torchstone.jobs import TERMINAL
-from torchstone.results import Result
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"])
 _UNFINISHED = {409: {"description": "The job is not finished yet"}}
@@ -53,7 +53,7 @@ def _document(row: dict[str, Any]) -> Any:
     router,
     "/result.json",
     summary="The result as JSON",
-    responses={200: {"model": Result}, **_UNFINISHED},
+    responses={200: shaped("Result"), **_UNFINISHED},
 )
 async def as_json(job_id: str, request: Request) -> Response:
     row = await _measured(request, job_id)

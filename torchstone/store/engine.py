@@ -137,8 +137,13 @@ def _sqlite(url: URL, busy_timeout_s: float) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _on_begin(conn: Connection) -> None:
-        write = conn.get_execution_options().get("torchstone_write", False)
-        conn.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        if conn.get_execution_options().get("torchstone_write", False):
+            conn.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            # Straight to the driver: SQLAlchemy's way to it would take as long as most of our reads themselves.
+            cursor = conn.connection.cursor()
+            cursor.execute("BEGIN")
+            cursor.close()
 
     return engine
 

@@ -10,13 +10,25 @@ with store.read() as conn:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, func, insert, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    CursorResult,
+    Select,
+    and_,
+    bindparam,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 
 from torchstone.errors import Conflict, InvalidRequest
 from torchstone.jobs import State, is_terminal, rfc3339
@@ -161,10 +173,9 @@ _ATTEMPTS = (
 
 def get(conn: Connection, job_id: str) -> dict[str, Any] | None:
     """The row of a job with `result` (JSON text or None) and `attempts` (list of dicts); None if there is none."""
-    row = conn.execute(_JOB, {"job_id": job_id}).mappings().first()
-    if row is None:
-        return None
-    return {**row, "attempts": attempts_of(conn, job_id) if row["attempt"] else []}
+    for row in _named(conn.execute(_JOB, {"job_id": job_id})):
+        return {**row, "attempts": attempts_of(conn, job_id) if row["attempt"] else []}
+    return None
 
 
 def state_of(conn: Connection, job_id: str) -> str | None:
@@ -217,8 +228,14 @@ def page(
     rows: list[dict[str, Any]] = []
     # One range of an index for each state; IN would read and sort every job in any of them.
     for state in dict.fromkeys(states) or [None]:
-        rows.extend(dict(row) for row in conn.execute(query, {**values, "state": state}).mappings())
+        rows.extend(_named(conn.execute(query, {**values, "state": state})))
     return sorted(rows, key=lambda row: str(row["id"]), reverse=True)[:limit]
+
+
+def _named(found: CursorResult[Any]) -> Iterator[dict[str, Any]]:
+    """Rows as dictionaries; several times as quick as SQLAlchemy's own mappings."""
+    names = tuple(found.keys())
+    return (dict(zip(names, row, strict=True)) for row in found)
 
 
 @cache

@@ -1,0 +1,128 @@
+"""The shapes of the answers, for the OpenAPI description alone: loaded when that is first asked for.
+
+The answers themselves are bytes that the store had as JSON text; nothing is validated on its way out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from torchstone.jobs import Job, JobList
+from torchstone.results import Result
+
+Json = dict[str, Any]
+
+
+class Fault(BaseModel):
+    """One fault of a request."""
+
+    pointer: str = Field(description="A JSON pointer (RFC 6901) into the body, or ?name for a query parameter.")
+    detail: str
+
+
+class Problem(BaseModel):
+    """Why a request was not answered with what it asked for (RFC 9457)."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: list[Fault] = Field(default_factory=list)
+    instance: str
+
+
+class ArtifactItem(BaseModel):
+    """A file that a job made."""
+
+    name: str
+    media_type: str
+    bytes: int
+    sha256: str
+    created_at: str
+    href: str
+
+
+class ArtifactList(BaseModel):
+    """The files of a job."""
+
+    items: list[ArtifactItem]
+    next_cursor: None = None
+
+
+class Device(BaseModel):
+    """A device of a host, and which job holds it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    type: str
+    held_by: Json | None
+
+
+class HostItem(BaseModel):
+    """A worker host."""
+
+    name: str
+    machine: str
+    state: str = Field(description="up | draining | down | lost")
+    registered_at: str
+    seen_at: str
+    memory_bytes: int = Field(description="What a job may take.")
+    isolated_by: str | None = Field(description="The job that has the machine to itself.")
+    devices: list[Device]
+    info: Json
+
+
+class HostList(BaseModel):
+    """Every host that registered."""
+
+    items: list[HostItem]
+    next_cursor: None = None
+
+
+class Kind(BaseModel):
+    """A kind of experiment."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    kind: str
+    summary: str
+    example: Json = Field(description="A spec that can be submitted as it stands.")
+    json_schema: Json = Field(alias="schema")
+
+
+class KindList(BaseModel):
+    """Every kind of experiment."""
+
+    items: list[Kind]
+    next_cursor: None = None
+
+
+class Readiness(BaseModel):
+    """ready, or which part is not."""
+
+    status: str
+    parts: dict[str, str]
+
+
+class Checked(BaseModel):
+    """A spec that was checked and not stored."""
+
+    spec: Json = Field(description="With every default filled in.")
+    would_run: Json = Field(description="device_type, device_count, hosts, alone_on_its_machine, memory_bytes")
+    warnings: list[str]
+
+
+SHAPES: tuple[type[BaseModel], ...] = (
+    Job,
+    JobList,
+    Result,
+    Problem,
+    ArtifactList,
+    HostList,
+    KindList,
+    Readiness,
+    Checked,
+)
