@@ -88,9 +88,10 @@ while [ "$state" = queued ] || [ "$state" = running ]; do
   line="$("$bin/python" -c '
 import json, sys
 job = json.load(sys.stdin)
-progress, waiting = job["progress"] or {}, job["waiting_for"] or {}
+progress = (job["progress"] or {}) if job["state"] == "running" else {}
+waiting = job["waiting_for"] or {}
 done, total, unit = progress.get("done"), progress.get("total"), progress.get("unit")
-share = f"{done:g}/{total:g} {unit}" if job["state"] == "running" and total else ""
+share = f"{done:g}/{total:g} {unit}" if total else ""
 print("  " + " ".join(filter(None, [job["state"], share, progress.get("message") or waiting.get("reason") or ""])))
 ' <<<"$job")"
   if [ "$line" != "$shown" ]; then echo "$line"; fi

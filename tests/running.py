@@ -41,8 +41,7 @@ class Running:
         """The process of a part: `service`, `worker`, or `valkey-server`."""
         for child in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):
-                words = child.cmdline()
-                if words[-1] == module or Path(words[0]).name == module:
+                if child.name() == module or child.cmdline()[-1] == module:
                     return child
         raise AssertionError(f"no part {module}:\n{self.output()}")
 
@@ -54,7 +53,7 @@ def running(data: Path, *words: str, **variables: str) -> Iterator[Running]:
         data.mkdir(parents=True, exist_ok=True)
         log = data / "up.log"
         inherited = {k: v for k, v in mark.environment.items() if not k.startswith("TORCHSTONE_") or v == mark.value}
-        with log.open("ab") as out:
+        with log.open("wb") as out:
             process = subprocess.Popen(
                 [*PROGRAM, "up", "--port", "0", "--data", str(data), *words],
                 cwd=data,

@@ -104,7 +104,7 @@ class Local:
         try:
             yield process
         finally:
-                # SIGINT is the image's own STOPSIGNAL: a fast shutdown.
+            # SIGINT is the image's own STOPSIGNAL: a fast shutdown.
             process.send_signal(signal.SIGINT if name == "postgres" else signal.SIGTERM)
             process.wait(30)
 

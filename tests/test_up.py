@@ -131,7 +131,8 @@ def test_serve_and_worker_alone_are_the_same_parts(tmp_path: Path) -> None:
         assert {host["name"] for host in client.devices() if host["state"] == "up"} >= {"second"}
         worker.send_signal(signal.SIGINT)
         assert worker.wait(20) == 0
-        wait_until(lambda: {h["name"]: h["state"] for h in client.devices()}["second"] == "down", within_s=5)
+        # Told by the worker itself or, where it had no time for that, by its lease.
+        wait_until(lambda: {h["name"]: h["state"] for h in client.devices()}["second"] != "up", within_s=45)
 
 
 def test_the_demo(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ import re
 from collections.abc import Sequence
 
 _GAP = "  "
-_NUMERIC = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?x?|-|[-+\d.e]+ \.\. [-+\d.e]+|")
+_NUMBER = r"[-+]?[\d.,]+(e[-+]?\d+)?"
+_NUMERIC = re.compile(rf"{_NUMBER}x?|{_NUMBER} [a-zA-Zµ/%]+|{_NUMBER} (\.\.|x) {_NUMBER}|-|")
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _DIGITS = 4
-_SCALED = frozenset({"B", "bytes", "B/s", "bytes/s", "FLOP", "FLOP/s", "Hz", "samples/s"})
+_SCALED = frozenset({"B", "bytes", "B/s", "bytes/s", "FLOP", "FLOP/s", "Hz"})
 _SHORT = {"bytes": "B", "bytes/s": "B/s"}
 _SECONDS = ((1e-9, 1e9, "ns"), (1e-6, 1e6, "µs"), (1e-3, 1e3, "ms"), (1.0, 1.0, "s"))
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -110,8 +110,9 @@ def _timings(result: Json) -> Iterator[list[str]]:
 def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[str], list[list[str]]]:
     points = _points(rows)
     common = scale([row.get("median") for row in rows], unit)
-    firsts = scale([row.get("first_call_s") for row in rows], "s")
-    header = ["of", *points, "n", f"median {common.unit}", "p10 .. p90", "iqr", "ci95", f"first call {firsts.unit}"]
+    blocks = any(row.get("calls_per_sample", 1) > 1 for row in rows)
+    header = ["of", *points, "n x calls" if blocks else "n", f"median {common.unit}", "p10 .. p90", "iqr", "ci95"]
+    header.append("first call")
     header += ["speed-up", "ci95", "verdict", "check"]
     body = []
     for row in rows:
@@ -121,12 +122,12 @@ def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[s
             [
                 row["of"],
                 *(_at(row, key) for key in points),
-                str(row["n"]),
+                f"{row['n']} x {row.get('calls_per_sample', 1)}" if blocks else str(row["n"]),
                 measure(row.get("median"), common),
                 _span([row.get("p10"), row.get("p90")], common),
                 measure(row.get("iqr"), common),
                 _span(row.get("ci95"), common),
-                measure(row.get("first_call_s"), firsts),
+                quantity(row.get("first_call_s"), "s"),
                 *_speedup(comparison, is_baseline),
                 _check_of(row, result),
             ]
