@@ -160,8 +160,9 @@ def renew(conn: Connection, host: str, incarnation: str, lease_s: float) -> bool
     if conn.execute(seen).rowcount == 0:
         return False
     mine = and_(placements.c.host == host, placements.c.incarnation == incarnation, is_held)
-    # An UPDATE locks its rows in any order; whoever takes several jobs back at once locks them in this one.
-    conn.execute(select(placements.c.job_id).where(mine).order_by(placements.c.job_id).with_for_update())
+    if conn.dialect.name == "postgresql":
+        # An UPDATE locks its rows in any order; whoever takes several jobs back at once locks them in this one.
+        conn.execute(select(placements.c.job_id).where(mine).order_by(placements.c.job_id).with_for_update())
     conn.execute(update(placements).where(mine).values(lease_until_us=now_us() + int(lease_s * 1e6)))
     return True
 
@@ -300,7 +301,9 @@ def reconcile(conn: Connection, *, max_attempts: int, ring_again_s: float) -> tu
 
 def _holders(conn: Connection, condition: ColumnElement[bool]) -> list[Holder]:
     columns = (placements.c.job_id, placements.c.attempt, placements.c.host, placements.c.incarnation)
-    return [Holder(*row) for row in conn.execute(select(*columns).where(condition).order_by(placements.c.job_id))]
+    # Sorted here: for an ORDER BY job_id SQLite would read every placement there ever was.
+    found = [Holder(*row) for row in conn.execute(select(*columns).where(condition))]
+    return sorted(found, key=lambda holder: holder.job_id)
 
 
 def _still_held(conn: Connection, holder: Holder, only_if: ColumnElement[bool] | None = None) -> str | None:
