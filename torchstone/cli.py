@@ -151,10 +151,16 @@ def list_jobs(
 
 
 @app.command(rich_help_panel="Jobs")
-def logs(job_id: JobId, url: Url = None) -> None:
+def logs(
+    job_id: JobId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
+    url: Url = None,
+) -> None:
     """Print what a job printed."""
     with _client(url) as client:
-        sys.stdout.write(client.logs(job_id))
+        for piece in client.logs(job_id, follow=follow):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
 
 
 @app.command(rich_help_panel="Jobs")

@@ -11,6 +11,7 @@ its `errors` ... A service that cannot be reached is Unavailable. Jobs are plain
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,17 +32,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _READ_TIMEOUT_S = 30.0
 _CHUNK_BYTES = 1 << 20
 _DOWNLOAD_TRIES = 5
-_BY_STATUS: dict[int, type[errors.RequestError]] = {
-    kind.status: kind
-    for kind in (
-        errors.BadRequest,
-        errors.InvalidRequest,
-        errors.NotFound,
-        errors.Conflict,
-        errors.Gone,
-        errors.TooLarge,
-    )
-}
+_BY_STATUS = {kind.status: kind for kind in errors.RequestError.__subclasses__()}
 
 
 class Client:
@@ -87,7 +78,7 @@ class Client:
     def job(self, job_id: str, *, wait_s: float | None = None) -> Json:
         """The job as it is now, or as soon as it is finished within `wait_s`."""
         params = {} if wait_s is None else {"wait": f"{wait_s:g}"}
-        return self._json("GET", f"/v1/jobs/{_word(job_id)}", params=params, timeout=_READ_TIMEOUT_S + (wait_s or 0))
+        return self._json("GET", _job(job_id), params=params, timeout=_READ_TIMEOUT_S + (wait_s or 0))
 
     def wait(
         self,
@@ -136,15 +127,24 @@ class Client:
 
     def cancel(self, job_id: str) -> Json:
         """Ask for the job's end. Raises Conflict where it has ended already."""
-        return self._json("POST", f"/v1/jobs/{_word(job_id)}/cancel")
+        return self._json("POST", _job(job_id, "/cancel"))
 
-    def logs(self, job_id: str) -> str:
-        """What the job printed so far."""
-        return self._text(f"/v1/jobs/{_word(job_id)}/logs")
+    def logs(self, job_id: str, *, follow: bool = False) -> Iterator[str]:
+        """What the job printed so far, in pieces; with `follow` until its end."""
+        params = {"follow": "true"} if follow else {}
+        timeout = httpx.Timeout(_READ_TIMEOUT_S, read=None)  # a job may be silent for hours
+        with (
+            self._reaching(),
+            self._http.stream("GET", _job(job_id, "/logs"), params=params, timeout=timeout) as response,
+        ):
+            if response.status_code >= 400:
+                response.read()
+                raise _problem(response)
+            yield from response.iter_text()
 
     def result_text(self, job_id: str) -> str:
         """The finished job's table as plain text."""
-        return self._text(f"/v1/jobs/{_word(job_id)}/result.txt")
+        return self._text(_job(job_id, "/result.txt"))
 
     # -- inventory ----------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class Client:
 
     def artifacts(self, job_id: str) -> Jsons:
         """The files that the job made: name, media_type, bytes, sha256."""
-        items: Jsons = self._json("GET", f"/v1/jobs/{_word(job_id)}/artifacts")["items"]
+        items: Jsons = self._json("GET", _job(job_id, "/artifacts"))["items"]
         return items
 
     def download(self, job_id: str, name: str, path: Path) -> Path:
@@ -178,7 +178,7 @@ class Client:
             )
         size, sha256 = int(listed[name]["bytes"]), str(listed[name]["sha256"])
         part = path.with_name(path.name + ".part")
-        url = f"/v1/jobs/{_word(job_id)}/artifacts/{_word(name)}"
+        url = _job(job_id, f"/artifacts/{quote(name)}")
         for _ in range(_DOWNLOAD_TRIES):
             self._fetch_rest(url, part, size)
             if part.stat().st_size < size:
@@ -219,8 +219,17 @@ class Client:
         return self._request("GET", path).text
 
     def _request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
+        with self._reaching():
             response = self._http.request(method, path, **options)
+        if response.status_code >= 400:
+            raise _problem(response)
+        return response
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """What goes wrong below HTTP is Unavailable."""
+        try:
+            yield
         except httpx.ConnectError as error:
             raise errors.Unavailable(
                 f"no Torchstone service answers at {self.url}: start one with `torchstone up`, "
@@ -228,9 +237,6 @@ class Client:
             ) from error
         except httpx.TransportError as error:
             raise errors.Unavailable(f"{self.url}: {error or type(error).__name__}") from error
-        if response.status_code >= 400:
-            raise _problem(response)
-        return response
 
 
 def _problem(response: httpx.Response) -> errors.RequestError:
@@ -254,9 +260,9 @@ def _problem(response: httpx.Response) -> errors.RequestError:
     return kind(detail, errors=faults, headers=headers)
 
 
-def _word(value: str) -> str:
-    """One path segment."""
-    return quote(value, safe="")
+def _job(job_id: str, rest: str = "") -> str:
+    """The path of a job, or of something below it."""
+    return f"/v1/jobs/{quote(job_id, safe='')}{rest}"
 
 
 def _sha256_of(path: Path) -> str:

@@ -124,7 +124,7 @@ def test_submit_wait_and_read(service: Service, client: Client, tmp_path: Path) 
     assert seen[0] == "queued"
     assert seen[-1] == done["state"] == "succeeded"
     assert done["result"]["timings"][0]["of"] == "eager"
-    assert client.logs(job["id"]) == "measuring\n"
+    assert "".join(client.logs(job["id"])) == "measuring\n"
     assert client.result_text(job["id"]) == render.text(done)
 
 
@@ -160,7 +160,7 @@ def test_check_stores_nothing(client: Client) -> None:
 
 
 def test_an_unknown_job_is_not_found(client: Client) -> None:
-    for ask in (client.job, client.cancel, client.artifacts, client.logs):
+    for ask in (client.job, client.cancel, client.artifacts, lambda job_id: list(client.logs(job_id))):
         with pytest.raises(errors.NotFound):
             ask("01938c5e-7b2c-7d11-8a3f-2f6f0a7d5c11")
 
@@ -285,7 +285,7 @@ def test_the_commands_of_a_finished_job(service: Service, finished: dict[str, An
     assert said("get", job_id) == render.text(finished)
     assert json.loads(said("get", job_id, "--json")) == finished
     assert said("watch", job_id) == render.text(finished)
-    assert said("logs", job_id) == "measuring\n"
+    assert said("logs", job_id, "--follow") == "measuring\n"
     assert f"{job_id}  jit" in said("list", "--state", "succeeded")
     assert said("download", job_id, "script.pt") == "script.pt\n"
     assert (tmp_path / "script.pt").read_bytes() == BYTES
