@@ -20,6 +20,7 @@ __all__ = ["csv", "text"]
 
 Json = Mapping[str, Any]
 _MOST_ROWS = 40
+_MOST_COLUMNS = 8
 
 
 def text(job: Json) -> str:
@@ -155,8 +156,7 @@ def _check_of(row: Json, result: Json) -> str:
         return "FAILED"
     if all(check.get("bitwise") for check in about):
         return "equal bit by bit"
-    worst = max((check.get("max_abs_error") or 0.0 for check in about), default=0.0)
-    return f"passed, error {error(worst)}"
+    return f"passed, error {error(_worst(about, 'max_abs_error'))}"
 
 
 def _comparisons(result: Json) -> list[str]:
@@ -174,37 +174,57 @@ def _comparisons(result: Json) -> list[str]:
 
 
 def _checks(result: Json) -> list[str]:
-    """Those that failed, and those about no row above."""
+    """Those that failed, and those about no row above; of the passed ones one line for all the points of a pair."""
     timings = result.get("timings") or []
+    groups: dict[tuple[Any, ...], list[Json]] = {}
+    for index, check in enumerate(result.get("checks") or []):
+        if check["passed"] and any(_is_about(check, row) for row in timings):
+            continue
+        own = None if check["passed"] else index
+        groups.setdefault((check["name"], check["of"], check["against"], own), []).append(check)
     rows = [
         [
-            check["name"],
-            check["of"],
-            check["against"],
-            _point(check),
-            "passed" if check["passed"] else "FAILED",
-            error(check.get("max_abs_error")),
-            error(check.get("max_rel_error")),
-            f"{error(check.get('rtol'))} / {error(check.get('atol'))}",
-            str(check.get("nan_count") or ""),
-            check.get("detail") or "",
+            *(str(word) for word in group[:3]),
+            "; ".join(filter(None, map(_point, checks))),
+            "passed" if checks[0]["passed"] else "FAILED",
+            error(_worst(checks, "max_abs_error")),
+            error(_worst(checks, "max_rel_error")),
+            f"{error(_worst(checks, 'rtol'))} / {error(_worst(checks, 'atol'))}",
+            str(_worst(checks, "nan_count") or ""),
+            checks[0].get("detail") or "",
         ]
-        for check in result.get("checks") or []
-        if not check["passed"] or not any(_is_about(check, row) for row in timings)
+        for group, checks in groups.items()
     ]
     header = ["name", "of", "against", "at", "", "abs error", "rel error", "rtol / atol", "NaNs", "detail"]
     return _section("checks", header, rows)
+
+
+def _worst(checks: Sequence[Json], field: str) -> float | None:
+    return max((check[field] for check in checks if check.get(field) is not None), default=None)
 
 
 # -- the other sections -----------------------------------------------------------------------------------------
 
 
 def _figures(result: Json) -> list[str]:
-    rows = [
-        [row["name"], row["of"], _point(row), quantity(row.get("value"), row["unit"]), row.get("reason") or ""]
-        for row in result.get("figures") or []
-    ]
-    return _section("figures", ["name", "of", "at", "value", "note"], rows)
+    """A row for every name and point, a column for every contestant; a row for every figure where those are many."""
+    figures = result.get("figures") or []
+    columns = list(dict.fromkeys(row["of"] for row in figures))
+    found: dict[tuple[str, str], dict[str, Json]] = {}
+    for row in figures:
+        found.setdefault((row["name"], _point(row)), {})[row["of"]] = row
+    if len(columns) > _MOST_COLUMNS or sum(map(len, found.values())) < len(figures):
+        rows = [[row["name"], row["of"], _point(row), _figure(row), row.get("reason") or ""] for row in figures]
+        return _section("figures", ["name", "of", "at", "value", "note"], rows)
+    rows = []
+    for (name, point), by_column in found.items():
+        notes = [f"{of}: {row['reason']}" for of, row in by_column.items() if row.get("reason")]
+        rows.append([name, point, *(_figure(by_column.get(column)) for column in columns), "; ".join(notes)])
+    return _section("figures", ["name", "at", *columns, "note"], rows)
+
+
+def _figure(row: Json | None) -> str:
+    return "" if row is None else quantity(row.get("value"), row["unit"])
 
 
 def _curves(result: Json) -> list[str]:

@@ -18,7 +18,7 @@ from torchstone import render
 from torchstone.columns import aligned
 from torchstone.jobs import State
 from torchstone.quantities import error, number, quantity, scale
-from torchstone.results import Comparison, Result
+from torchstone.results import Check, Comparison, Figure, Result
 
 
 def row_of(text: str, *words: str) -> str:
@@ -88,6 +88,41 @@ def test_every_state_can_be_shown(state: State) -> None:
         "value",
         "unit",
     ]
+
+
+def test_figures_stand_side_by_side_while_there_are_few_contestants() -> None:
+    def result(contestants: int) -> Result:
+        names = [f"way{i}" for i in range(contestants)]
+        return Result(
+            figures=[
+                *(Figure(name="throughput", of=of, at={"batch_size": 1}, value=100.5, unit="1") for of in names),
+                Figure(name="break_even_calls", of="way0", value=None, unit="calls", reason="it is not faster"),
+            ]
+        )
+
+    few = render.text(job(result=result(2)))
+    assert row_of(few, "throughput", "batch_size=1", "100.5", "100.5")
+    assert row_of(few, "break_even_calls").endswith("way0: it is not faster")
+    many = render.text(job(result=result(12)))
+    assert row_of(many, "throughput", "way11", "batch_size=1", "100.5")
+
+
+def test_checks_that_passed_at_many_points_are_one_line_and_each_failure_is_its_own() -> None:
+    def check(inputs: str, passed: bool, max_abs_error: float) -> Check:
+        return Check(
+            name="generalises",
+            of="script",
+            against="eager",
+            at={"inputs": inputs},
+            passed=passed,
+            max_abs_error=max_abs_error,
+        )
+
+    checks = [check("a", True, 1e-7), check("b", True, 1e-6), check("c", False, 0.5), check("d", False, 0.6)]
+    text = render.text(job(result=Result(checks=checks)))
+    assert re.search(r"inputs=a; inputs=b +passed +1\.0e-06", text)
+    assert re.search(r"inputs=c +FAILED +5\.0e-01", text)
+    assert re.search(r"inputs=d +FAILED +6\.0e-01", text)
 
 
 def test_a_failed_job_says_why_and_shows_what_was_measured() -> None:
