@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,12 @@ class Outcome:
     events: list[dict[str, Any]]
 
 
-def call_fresh(function: Callable[..., Any], *arguments: Any) -> Any:
+def call_fresh(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """`function(*arguments)` in a fresh process; what it returns, or the exception that it raised."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["worker.preload"])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(theirs, function, arguments))
+    process = context.Process(target=_answer, args=(theirs, partial(function, *arguments, **named)))
     process.start()
     theirs.close()
     try:
@@ -53,9 +54,9 @@ def run_fresh(spec: dict[str, Any], folder: Path) -> Outcome:
     return Outcome(Result.model_validate_json(text), {f["name"]: Path(f["path"]) for f in kept}, events)
 
 
-def _answer(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _answer(pipe: Connection, call: Callable[[], Any]) -> None:
     try:
-        pipe.send((False, function(*arguments)))
+        pipe.send((False, call()))
     except Exception as error:
         pipe.send((True, error))
 

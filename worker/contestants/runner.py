@@ -11,6 +11,7 @@ training step (gradients dropped, forward, backward) in training mode with the r
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,7 @@ from torchstone.errors import InvalidModel
 from worker.contestants import inductor
 from worker.contestants.probes import probes
 from worker.contestants.ways import Inputs, Runnable, Setting, Way
+from worker.measure import cuda
 from worker.measure.contestant import explain
 from worker.measure.stopwatch import Stopwatch, nothing_to_wait_for
 
@@ -87,6 +89,14 @@ class Runner(Stopwatch):
     def memory(self, key: str, calls: int = 3) -> dict[str, int]:
         """The most memory that calls held, in a pass of its own: bytes of the process, or of the device."""
         return peak_memory(self.setting, self.mode, self.calls[key], calls)
+
+    def turn(self, key: str, calls: int, settle_s: float, call_s: float) -> list[float]:
+        """The stopwatch's turn; on CUDA with a third figure, seconds of as many calls by the device's own clock."""
+        took = super().turn(key, calls, settle_s, call_s)
+        if self.setting.device.type == "cuda" and key not in self.between:
+            with self.mode():
+                took.append(cuda.device_seconds(self.calls[key], calls, took[1]))
+        return took
 
     def compilations(self) -> int:
         """Graphs compiled so far in this process."""
@@ -268,6 +278,7 @@ def torch_facts(setting: Setting) -> dict[str, Any]:
     if setting.device.type == "cuda":
         properties = torch.cuda.get_device_properties(setting.device)
         facts |= {
+            "nvml": cuda.facts(os.environ.get("CUDA_VISIBLE_DEVICES")),
             "device_name": properties.name,
             "device_bytes": properties.total_memory,
             "capability": [properties.major, properties.minor],

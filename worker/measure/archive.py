@@ -38,6 +38,8 @@ def write_archive(path: Path, races: dict[str, tuple[Record, Plan]], more: dict[
         for name, seconds in record.seconds.items():
             arrays[f"{name}/{key}"] = seconds
             arrays[f"{name}/{key}/returned"] = record.returned[name]
+            if name in record.device:
+                arrays[f"{name}/{key}/device"] = record.device[name]
             arrays[f"{name}/{key}/warm_up"] = record.warm_up[name]
             arrays[f"{name}/{key}/calls"] = record.calls[name]
     arrays["meta"] = np.array(orjson.dumps(meta).decode())

@@ -45,8 +45,11 @@ class ContestantFailed(Exception):
     """What became of a contestant that could not answer: a kind and a readable reason."""
 
     def __init__(self, name: str, kind: FailureKind, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
+        super().__init__(name, kind, reason)
         self.name, self.kind, self.reason = name, kind, reason
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
 
 
 @dataclass

@@ -64,6 +64,8 @@ class Record:
     seconds: dict[str, Samples] = field(default_factory=dict)
     returned: dict[str, Samples] = field(default_factory=dict)
     """Seconds per call until the last call had returned: less than `seconds` where devices work asynchronously."""
+    device: dict[str, Samples] = field(default_factory=dict)
+    """Seconds per call by the device's own clock, where it has one."""
     calls: dict[str, Samples] = field(default_factory=dict)
     """Calls that each sample is the mean of."""
     calls_per_sample: dict[str, int] = field(default_factory=dict)
@@ -159,6 +161,7 @@ class _Race:
         names = [lane.name for lane in self.lanes]
         seconds: dict[str, list[float]] = {name: [] for name in names}
         returned: dict[str, list[float]] = {name: [] for name in names}
+        device: dict[str, list[float]] = {name: [] for name in names}
         counts: dict[str, list[int]] = {name: [] for name in names}
         most = len(self.sizes) if self.sizes else None
         # All but the last look are taken on the way; the last is the final analysis, wherever the budget puts it.
@@ -177,6 +180,7 @@ class _Race:
                 if took is not None:
                     seconds[lane.name].append(took[0] / calls)
                     returned[lane.name].append(took[1] / calls)
+                    device[lane.name] += [took[2] / calls] if len(took) > 2 else []
                     counts[lane.name].append(calls)
             done += 1
             now_s = time.perf_counter()
@@ -194,6 +198,7 @@ class _Race:
         kept = {lane.name for lane in self.lanes}
         self.record.seconds = {name: np.array(samples) for name, samples in seconds.items() if name in kept}
         self.record.returned = {name: np.array(samples) for name, samples in returned.items() if name in kept}
+        self.record.device = {name: np.array(samples) for name, samples in device.items() if name in kept and samples}
         self.record.calls = {name: np.array(sizes) for name, sizes in counts.items() if name in kept}
         if self.record.stopped_by != "precision":
             self.record.alpha = last_alpha + sum(alpha for _, alpha in looks)

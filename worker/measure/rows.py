@@ -78,6 +78,7 @@ def judge(
                 samples=f"samples.npz#{of}/{key}",
             )
         )
+    found.timings += _device_timings(record, at, key, but=twin)
     for of, ratio in ratios.items():
         withheld = wrong.get(of) or wrong.get(baseline) or None
         finite = ratio.interval if len(against) > 1 else None
@@ -105,6 +106,18 @@ def judge(
         found.figures.append(Figure(name="smallest_detectable_effect", of=baseline, at=at, value=effect, unit="1"))
     found.codes = race_codes(record, plan, at, found.noise_floor, worst)
     return found
+
+
+def _device_timings(record: Record, at: dict[str, Any], key: str, but: str) -> list[Timing]:
+    """Where devices work behind the caller's back: the time until calls returned, and the device's own."""
+    rows = []
+    for name, samples_of in (("dispatch", record.returned if record.device else {}), ("device", record.device)):
+        suffix = "returned" if name == "dispatch" else "device"
+        for of, samples in samples_of.items():
+            if of != but:
+                told = statistics.summarise(samples)
+                rows.append(Timing(name=name, of=of, at=at, **told, samples=f"samples.npz#{of}/{key}/{suffix}"))
+    return rows
 
 
 def _cold(build: dict[str, Any]) -> float | None:

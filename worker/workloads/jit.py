@@ -41,6 +41,10 @@ from worker.measure.quality import grade, load_codes
 from worker.measure.race import Plan, Record, race
 from worker.measure.rows import judge, twin_of
 
+TORCHSCRIPT_NOTICE = (
+    "TorchScript (script*, trace*) is deprecated in PyTorch 2.13 and unsupported on Python 3.14; "
+    "export_aot and onnxruntime are the ways that have a future."
+)
 BINARY = "application/octet-stream"
 
 
@@ -187,6 +191,7 @@ class Experiment:
     def _race_all(self) -> dict[str, tuple[Record, Plan]]:
         field, cores = self.field, self.bench.cores
         self.host["torch"] = field.require(self.baseline, "facts")
+        self.host["notices"] = [TORCHSCRIPT_NOTICE] if any("script" in n or "trace" in n for n in field.names) else []
         compiled = {name: field.require(name, "compilations") for name in field.names}
         frequency_before_mhz, before = frequency_mhz(cores[0]), Load.now(cores, field.pids)
         races: dict[str, tuple[Record, Plan]] = {}
@@ -263,8 +268,12 @@ class Experiment:
                 self.field.end(loader)
             assert still_there == [], f"the loader is not clean: {still_there}"
             path = self.bench.file(file)
+            equal = self.checks.loaded(name, self.keys[0])
+            if not equal.passed:
+                continue  # not offered: it is not what was asked for
             x = {"shape": ["batch", *facts(self.spec.model).input_shape], "dtype": self.spec.dtype}
-            made = passport(path, Variant(name), self.checks.loaded(name, self.keys[0]), [x], self.host, self.spec.seed)
+            made = passport(path, Variant(name), equal, [x], self.host, self.spec.seed)
+            made["flags"] = sorted(set(self.checks.wrong.get(name, {}).values()))
             proof = self.bench.file(f"{file}.passport.json")
             proof.write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
             self.bench.keep(path, BINARY)
