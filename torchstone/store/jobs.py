@@ -256,7 +256,8 @@ def _page(by_label: bool, by_kind: bool, further: bool, by_state: bool) -> Selec
 
 
 def _count_ahead() -> Select[int]:
-    queued = select(jobs.c.id).where(is_queued).limit(MOST_AHEAD)
+    # In the index's order: else PostgreSQL may think that it soon meets enough of them anywhere in the table.
+    queued = select(jobs.c.id).where(is_queued).order_by(jobs.c.priority.desc(), jobs.c.id).limit(MOST_AHEAD)
     more_urgent = queued.where(jobs.c.priority > bindparam("priority")).subquery()
     earlier = queued.where(jobs.c.priority == bindparam("priority"), jobs.c.id < bindparam("job_id")).subquery()
     # Two ranges of the index; one condition with OR would be no range of it at all.
