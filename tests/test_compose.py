@@ -57,6 +57,7 @@ def test_every_variable_is_a_setting() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker needs torch")
 @pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra")
 def test_every_command_runs_becomes_healthy_and_together_they_do_a_job(tmp_path: Path) -> None:

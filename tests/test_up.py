@@ -18,6 +18,7 @@ from torchstone.client import Client
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker needs torch"),
     pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra"),
 ]
@@ -67,7 +68,7 @@ def test_a_crashed_part_is_restarted_says_so_and_jobs_run_again(tmp_path: Path, 
 def test_a_second_up_on_the_same_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with running(tmp_path / "d") as up:
         second = subprocess.run(
-            [*PROGRAM, "up", "--port", "0", "--data", str(tmp_path / "d")],
+            [*PROGRAM, "up", "--port", up.url.rpartition(":")[2], "--data", str(tmp_path / "d")],
             capture_output=True,
             text=True,
             check=False,

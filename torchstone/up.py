@@ -40,12 +40,11 @@ _PROBE_WITHIN_S = 1.0
 def up(settings: Settings) -> int:
     """Run everything until a stop signal. Raises SetupError where it cannot start as asked."""
     begin_s = time.monotonic()
-    settings = with_port(settings)
     if "drain_s" not in settings.model_fields_set:
         # Nobody else could take the jobs over, so waiting for a lull only delays the end of all.
         settings = settings.model_copy(update={"drain_s": _UP_DRAIN_S})
-    settings.data.mkdir(parents=True, exist_ok=True)
     with exclusive(settings.data):
+        settings = with_port(settings)
         parts = [api_part(settings), worker_part(settings, Registration(settings))]
         if broker.is_embedded(settings):
             parts.insert(0, broker_part(settings))
@@ -92,6 +91,7 @@ def api_part(settings: Settings) -> Part:
         _module("service"),
         settings.environment(),
         ready=lambda: _get_json(settings, "/readyz") is not None,
+        ready_within_s=60,
         grace_s=5,
     )
 
@@ -108,7 +108,7 @@ def worker_part(settings: Settings, registration: Registration | StoredRegistrat
         argv,
         settings.environment(),
         ready=registration.is_new,
-        ready_within_s=60,
+        ready_within_s=120,
         grace_s=settings.drain_s + settings.kill_grace_s + 5,
     )
 
@@ -150,8 +150,14 @@ class StoredRegistration(Registration):
 @contextlib.contextmanager
 def exclusive(data: Path) -> Iterator[None]:
     """Hold the data folder for this process. Raises SetupError, naming the pid, while another one holds it."""
-    path = data / "up.lock"
-    with path.open("a+") as lock:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        lock = (data / "up.lock").open("a+")
+    except OSError as error:
+        raise SetupError(
+            f"the data folder {data} cannot be used: {error.strerror}; choose another with --data"
+        ) from None
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -130,7 +130,7 @@ def test_a_busy_port_is_named_with_the_remedy_and_nothing_is_started(tmp_path: P
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use" in done.stderr
     assert "--port 0" in done.stderr
-    assert not (tmp_path / "d").exists()
+    assert [path.name for path in (tmp_path / "d").iterdir()] == ["up.lock"]
 
 
 def test_a_data_folder_in_use_is_refused_naming_the_pid(tmp_path: Path) -> None:
@@ -143,6 +143,14 @@ def test_a_data_folder_in_use_is_refused_naming_the_pid(tmp_path: Path) -> None:
         assert "--data" in done.stderr
     with up.exclusive(data):
         pass  # free again
+
+
+def test_a_data_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = torchstone("up", "--port", "0", "--data", "file/d", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "--data" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
