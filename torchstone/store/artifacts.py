@@ -9,11 +9,13 @@ Which job names which bytes is in the `artifacts` table (`named`, `all_of`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import NotFoundError
@@ -31,9 +33,10 @@ class Blobs:
 
     def __init__(self, artifacts_url: str) -> None:
         try:
-            self._local = urlsplit(artifacts_url).scheme == "file"
+            url = urlsplit(artifacts_url)
+            self._folder = Path(unquote(url.path)) if url.scheme == "file" else None
             self._store: Any = (
-                LocalStore.from_url(artifacts_url, mkdir=True) if self._local else from_url(artifacts_url)
+                LocalStore.from_url(artifacts_url, mkdir=True) if self._folder else from_url(artifacts_url)
             )
         except Exception as error:
             raise SetupError(f"artifacts URL {artifacts_url!r} cannot be opened: {error}") from error
@@ -69,9 +72,17 @@ class Blobs:
                 raise Gone(f"the bytes with SHA-256 {sha256} are no longer in the artifact store") from None
             yield bytes(chunk)
 
+    def reachable(self) -> bool:
+        """Whether blobs can be put and read now; a bucket that cannot be reached raises what obstore has to say."""
+        if self._folder is not None:
+            return self._folder.is_dir() and os.access(self._folder, os.R_OK | os.W_OK | os.X_OK)
+        self.size("0" * 64)
+        return True
+
     def delete(self, sha256: str) -> None:
-        """Remove a blob that no job names any more."""
-        obstore.delete(self._store, _key(sha256))
+        """Remove a blob that no job names any more; one that is not there is fine, as it is in a bucket."""
+        with contextlib.suppress(NotFoundError, FileNotFoundError):
+            obstore.delete(self._store, _key(sha256))
 
 
 def _key(sha256: str) -> str:

@@ -1,0 +1,141 @@
+"""Artifact bytes in a local folder, through the same calls as in a bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from torchstone.errors import Gone, SetupError
+from torchstone.store.artifacts import CHUNK_BYTES, Blobs
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> Blobs:
+    return Blobs((tmp_path / "a folder" / "blobs").as_uri())
+
+
+def a_file(folder: Path, data: bytes, name: str = "file") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def kept(folder: Path) -> list[Path]:
+    return [path for path in (folder / "a folder" / "blobs").rglob("*") if path.is_file()]
+
+
+def read(blobs: Blobs, sha256: str, start: int, end: int) -> bytes:
+    async def collect() -> bytes:
+        chunks = [chunk async for chunk in blobs.stream(sha256, start, end)]
+        assert all(0 < len(chunk) <= CHUNK_BYTES for chunk in chunks)
+        return b"".join(chunks)
+
+    return asyncio.run(collect())
+
+
+def test_bytes_come_back_by_their_hash_whole_and_in_ranges(blobs: Blobs, tmp_path: Path) -> None:
+    data = random.Random(0).randbytes(3 * CHUNK_BYTES + 17)
+    sha256, size = blobs.put(a_file(tmp_path, data))
+    assert (sha256, size) == (hashlib.sha256(data).hexdigest(), len(data))
+    assert blobs.size(sha256) == size
+    for start, end in [
+        (0, size),
+        (0, 1),
+        (size - 1, size),
+        (CHUNK_BYTES - 1, CHUNK_BYTES + 1),
+        (5, 2 * CHUNK_BYTES + 5),
+        (7, 7),
+    ]:
+        assert read(blobs, sha256, start, end) == data[start:end]
+
+
+def test_an_empty_file_is_an_artifact_too(blobs: Blobs, tmp_path: Path) -> None:
+    sha256, size = blobs.put(a_file(tmp_path, b""))
+    assert size == blobs.size(sha256) == 0
+    assert read(blobs, sha256, 0, 0) == b""
+
+
+def test_the_same_bytes_are_kept_once(blobs: Blobs, tmp_path: Path) -> None:
+    first = blobs.put(a_file(tmp_path, b"same"))
+    [path] = kept(tmp_path)
+    before = path.stat()
+    assert blobs.put(a_file(tmp_path, b"same", "another name")) == first
+    assert kept(tmp_path) == [path]
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert path.name == first[0]
+
+
+def test_half_a_blob_from_a_crash_is_replaced(blobs: Blobs, tmp_path: Path) -> None:
+    file = a_file(tmp_path, b"whole")
+    sha256, _ = blobs.put(file)
+    [path] = kept(tmp_path)
+    path.write_bytes(b"who")
+    blobs.put(file)
+    assert read(blobs, sha256, 0, 5) == b"whole"
+
+
+def test_nobody_ever_sees_half_a_blob(blobs: Blobs, tmp_path: Path) -> None:
+    """Many put the same bytes while others ask for them: not there, or all there."""
+    data = random.Random(1).randbytes(20 * CHUNK_BYTES)
+    sha256 = hashlib.sha256(data).hexdigest()
+    files = [a_file(tmp_path, data, f"file {i}") for i in range(4)]
+    done = threading.Event()
+    seen: set[int | None] = set()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.add(blobs.size(sha256))
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(blobs.put, files))
+    done.set()
+    watcher.join()
+    assert seen <= {None, len(data)}
+    assert blobs.size(sha256) == len(data)
+    assert len(kept(tmp_path)) == 1
+
+
+def test_what_is_not_there_says_so(blobs: Blobs) -> None:
+    missing = "0" * 64
+    assert blobs.size(missing) is None
+    with pytest.raises(Gone, match=missing):
+        read(blobs, missing, 0, 10)
+
+
+def test_deleted_is_gone(blobs: Blobs, tmp_path: Path) -> None:
+    sha256, _ = blobs.put(a_file(tmp_path, b"x"))
+    blobs.delete(sha256)
+    assert blobs.size(sha256) is None
+    blobs.delete(sha256)  # once more is harmless
+
+
+@pytest.mark.parametrize("url", ["", "no-such-scheme://x", "just a path"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(SetupError, match="cannot be opened"):
+        Blobs(url)
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    a_file(tmp_path, b"", "in the way")
+    with pytest.raises(SetupError, match="cannot be opened"):
+        Blobs((tmp_path / "in the way" / "blobs").as_uri())
+
+
+def test_the_file_descriptor_count_does_not_grow(blobs: Blobs, tmp_path: Path) -> None:
+    sha256, size = blobs.put(a_file(tmp_path, b"abc"))
+    fds = Path("/proc/self/fd")
+    if not fds.exists():
+        pytest.skip("only Linux lists them")
+    read(blobs, sha256, 0, size)
+    before = len(list(fds.iterdir()))
+    for _ in range(50):
+        read(blobs, sha256, 0, size)
+    assert len(list(fds.iterdir())) <= before + 2
