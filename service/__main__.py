@@ -5,6 +5,7 @@ Exit codes: 0 stopped on request, 2 it cannot start as asked (the schema is not 
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from types import FrameType
@@ -66,6 +67,9 @@ def main() -> int:
     )
     shown = f"[{host}]" if ":" in host else host
     log.info("listening", url=f"http://{shown}:{port}")
+    # uvicorn, once it has stopped, raises the signal again that stopped it; a stop on request is no failure.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, lambda *_: None)
     with listener:
         _Server(config, app).run(sockets=[listener])
     return 0

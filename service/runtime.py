@@ -40,11 +40,12 @@ class Runtime:
     waits: Waits
     fleet: Fleet
     bell: Bell
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def release(self) -> None:
-        """Answer everybody who waits with what is known now: the process is about to stop."""
-        self.waits.release()
+        """Answer everybody who waits with what is known now: the process is about to stop. Any thread, or a signal."""
+        self.loop.call_soon_threadsafe(self.waits.release)
 
 
 def of(request: Request) -> Runtime:

@@ -17,7 +17,6 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from obstore.exceptions import NotFoundError
 
 from service import documents, responses
 from service.openapi import shaped
@@ -25,7 +24,7 @@ from service.queries import Query
 from service.routes import get
 from service.routes.jobs import find
 from service.runtime import of
-from torchstone.errors import Gone, NotFound, RangeNotSatisfiable
+from torchstone.errors import NotFound, RangeNotSatisfiable
 from torchstone.store import artifacts
 
 router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
@@ -83,10 +82,7 @@ async def download(job_id: str, name: str, request: Request) -> Response:
     if request.method == "HEAD":
         return Response(None, status, headers)
     stream = runtime.blobs.stream(sha256, start, end)
-    try:
-        first = await anext(stream, b"")
-    except (NotFoundError, FileNotFoundError):
-        raise Gone(f"the bytes of {name[:200]!r} are no longer in the artifact store") from None
+    first = await anext(stream, b"")  # before anything is sent, so that lost bytes are a 410
     return StreamingResponse(_joined(first, stream), status, headers)
 
 

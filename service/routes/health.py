@@ -20,7 +20,6 @@ from torchstone.store import require_current_schema
 
 router = APIRouter(tags=["health"])
 _WITHIN_S = 5.0
-_NO_SUCH_BLOB = "0" * 64
 
 
 @get(router, "/healthz", summary="Whether the process lives")
@@ -49,7 +48,7 @@ def _checks(runtime: Runtime) -> dict[str, Callable[[], object]]:
     return {
         "database": lambda: require_current_schema(runtime.database.store),
         "broker": runtime.bell.answers,
-        "artifacts": lambda: runtime.blobs.size(_NO_SUCH_BLOB),
+        "artifacts": runtime.blobs.reachable,
     }
 
 
