@@ -6,7 +6,7 @@ COPY pyproject.toml constraints.txt README.md ./
 COPY torchstone torchstone
 COPY service service
 COPY worker worker
-RUN pip install --no-cache-dir -c constraints.txt '.[service,worker]' \
+RUN pip install --no-cache-dir -c constraints.txt '.[service,worker,onnx]' \
     && useradd --create-home torchstone \
     && install -d -o torchstone -g torchstone /srv/torchstone/data /srv/torchstone/artifacts
 USER torchstone

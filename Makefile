@@ -35,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "$$chosen cannot make virtual environments: install its venv package (Debian: $$chosen-venv)." >&2; exit 1; \
 	fi; \
 	if ! [ -x $(BIN)/python ] || ! $(BIN)/python -c "$$fits"; then "$$chosen" -m venv --clear .venv; fi
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[service,worker,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[service,worker,onnx,dev]'
 	@touch $@
 	@echo "ready: $(BIN)/torchstone, with $$($(BIN)/python --version)"
 
