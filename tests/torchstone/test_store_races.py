@@ -203,13 +203,18 @@ def test_ending_while_it_is_cancelled(store: Store, running: Holder) -> None:
         assert other.end() is State.canceled
 
 
-def test_two_workers_of_one_machine_claim_at_once(store: Store) -> None:
-    one, two = (up(store, name, cpu=1, machine="m") for name in "ab")
-    submit(store, 2)
+def test_two_workers_of_one_machine_claim_different_jobs_at_once(store: Store) -> None:
+    """Neither waits for the other's job, so it is the machine that they must take turns at."""
+    big = up(store, "big", cpu=1, machine="m", memory_bytes=4 << 30)
+    small = up(store, "small", cpu=1, machine="m", memory_bytes=1 << 30)
+    only_big, _ = submit(store, 2)
+    with store.write() as conn:
+        conn.execute(jobs_table.update().where(jobs_table.c.id == only_big).values(memory_bytes=2 << 30))
     with meanwhile(
-        store, lambda conn: leases.claim(conn, one, LEASE_S), lambda conn: leases.claim(conn, two, LEASE_S)
+        store, lambda conn: leases.claim(conn, big, LEASE_S), lambda conn: leases.claim(conn, small, LEASE_S)
     ) as other:
-        assert other.end() is None
+        assert other.end() is None  # cpu:0 is taken
+    assert state(store, only_big) == "running"
 
 
 def test_two_machines_claim_at_once(store: Store) -> None:
