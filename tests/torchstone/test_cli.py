@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +42,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def children_s() -> float:
+    """Processor time of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_every_command_has_help(tmp_path: Path) -> None:
     overview = torchstone("--help", cwd=tmp_path).stdout
     for command in COMMANDS:
@@ -58,13 +64,13 @@ def test_help_is_quick_because_it_imports_next_to_nothing(tmp_path: Path) -> Non
         "heavy = {'torch', 'numpy', 'celery', 'sqlalchemy', 'httpx', 'pydantic', 'fastapi', 'redis'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    took_s = []
+    took_s = []  # of processor time, which other work on the machine changes little
     for _ in range(3):
-        begin_s = time.monotonic()
+        begin_s = children_s()
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-        took_s.append(time.monotonic() - begin_s)
+        took_s.append(children_s() - begin_s)
         assert done.returncode == 0, done.stderr
-    assert min(took_s) < 1.0  # 0.25 s on an idle machine
+    assert min(took_s) < 0.5  # 0.25 s on an idle machine
 
 
 def test_version(tmp_path: Path) -> None:
