@@ -33,7 +33,7 @@ class Checks:
 
     def __init__(self, folder: Path, dtype: str, grad: bool, keys: list[str]) -> None:
         self.folder, self.keys = folder, keys
-        self.tolerance = TRAINING_TOLERANCE if grad else TOLERANCES[dtype]
+        self.tolerance = max(TRAINING_TOLERANCE if grad else 0.0, TOLERANCES[dtype])
         self.probe_tolerance = _PROBE_TOLERANCES[dtype]
         self.rows: list[Check] = []
         self.wrong: dict[str, dict[str, str]] = {}

@@ -32,13 +32,16 @@ class Field:
         self.cores, self.threads, self.baseline, self.result = cores, threads, baseline, result
         self.contestants: dict[str, Contestant] = {}
         self._ended: list[Contestant] = []
+        self._watched: list[Contestant] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.end_all()
-        for contestant in (*self._ended, *self.contestants.values()):
+        for contestant in self._watched:
+            contestant.end()
+        for contestant in (*self._ended, *self._watched):
             contestant.close()
 
     @property
@@ -54,6 +57,10 @@ class Field:
     def start(self, name: str, make: Callable[[], object]) -> None:
         """A process for `name` that holds what `make` returns there."""
         self.contestants[name] = Contestant.start(name, make, self.cores, self.threads)
+
+    def watch(self, contestant: Contestant) -> None:
+        """Another process that is to be gone when the field is left."""
+        self._watched.append(contestant)
 
     def attempt(self, name: str, request: str, /, **arguments: Any) -> Any:
         """What the contestant answers; None where it has failed and was dropped. Raises JobError for the baseline."""

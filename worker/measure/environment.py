@@ -16,12 +16,19 @@ import platform
 import resource
 import time
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 LIBRARIES = ("torch", "numpy", "scipy", "triton", "onnx", "onnxruntime", "onnxscript", "torchstone")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@cache
+def libraries() -> dict[str, str]:
+    """The versions of what matters here and is installed; looked up once per process and those forked from it."""
+    return {name: found for name in LIBRARIES if (found := _version(name))}
 
 
 def frequency_mhz(core: int = 0) -> float | None:
@@ -67,7 +74,7 @@ def host_facts(cores: tuple[int, ...]) -> dict[str, Any]:
         "python": platform.python_version(),
         "python_implementation": platform.python_implementation(),
         "clock_resolution_s": time.get_clock_info("perf_counter").resolution,
-        "libraries": {name: found for name in LIBRARIES if (found := _version(name))},
+        "libraries": libraries(),
         "variables": {key: os.environ[key] for key in sorted(os.environ) if key.startswith(_TELLING_VARIABLES)},
     }
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-TOLERANCES = {"float32": 1e-4, "bfloat16": 1e-3, "float64": 1e-10}
+TOLERANCES = {"float32": 1e-4, "bfloat16": 1.6e-2, "float64": 1e-10}
+"""bfloat16's is torch.testing's own: its numbers are 0.4 % apart, so a smaller one would ask for equality of bits."""
 TRAINING_TOLERANCE = 1e-3
 
 

@@ -82,9 +82,11 @@ def judge(
     for of, ratio in ratios.items():
         withheld = wrong.get(of) or wrong.get(baseline) or None
         finite = ratio.interval if len(against) > 1 else None
-        pays = None if withheld or of == twin else _break_even(record, plan, of, _cold(builds[of]))
-        if pays is not None:
-            found.figures += _break_even_figures(record, plan, of, at, builds[of])
+        cold_s, warm_s = _cold(builds[of]), builds[of].get("build_warm_s")
+        saving = None if withheld or cold_s is None else _saving(record, plan, of)
+        if saving:
+            found.figures += _break_even(saving, cold_s, name="break_even_calls_cold", of=of, at=at)
+            found.figures += _break_even(saving, warm_s, name="break_even_calls_warm", of=of, at=at)
         found.comparisons.append(
             Comparison(
                 name=name if of != twin else "noise",
@@ -97,7 +99,7 @@ def judge(
                 noise_floor=found.noise_floor,
                 verdict="withheld" if withheld else statistics.verdict(ratio.interval, delta),
                 reason=withheld,
-                break_even_calls=pays[0] if pays else None,
+                break_even_calls=cold_s / saving[0] if saving and cold_s is not None else None,
             )
         )
     worst = max((ratio.half_width for of, ratio in ratios.items() if of != twin), default=None)
@@ -124,33 +126,25 @@ def _cold(build: dict[str, Any]) -> float | None:
     return build["build_s"] if build.get("build_warm_s") is not None else None
 
 
-def _break_even(
-    record: Record, plan: Plan, of: str, build_s: float | None
-) -> tuple[float, tuple[float, float | None]] | None:
-    """Calls after which building has paid for itself, and their interval; None where the variant is not faster.
-
-    build / (t_baseline - t_variant), on medians; where that difference's interval reaches zero there is no upper end.
-    """
-    if build_s is None or record.rounds < 2:
-        return None
+def _saving(record: Record, plan: Plan, of: str) -> tuple[float, float, float] | None:
+    """Seconds that a call saves against the baseline, on medians, and its interval's ends; None if it saves none."""
     against, seconds = record.seconds[plan.baseline], record.seconds[of]
     saved_s = float(np.median(against) - np.median(seconds))
-    if saved_s <= 0:
+    if record.rounds < 2 or saved_s <= 0:
         return None
     block = statistics.block_length(seconds, against)
     medians = statistics.resampled_medians(np.stack([seconds, against]), block, plan.seed, statistics.RESAMPLES)
     low_s, high_s = (float(q) for q in np.percentile(medians[1] - medians[0], [2.5, 97.5]))
-    return build_s / saved_s, (build_s / high_s, build_s / low_s if low_s > 0 else None)
+    return saved_s, low_s, high_s
 
 
-def _break_even_figures(record: Record, plan: Plan, of: str, at: dict[str, Any], build: dict[str, Any]) -> list[Figure]:
-    figures = []
-    for name, build_s in (
-        ("break_even_calls_cold", _cold(build)),
-        ("break_even_calls_warm", build.get("build_warm_s")),
-    ):
-        found = _break_even(record, plan, of, build_s)
-        if found is not None:
-            row = {"name": name, "of": of, "at": at, "value": found[0], "unit": "calls", "ci95": list(found[1])}
-            figures.append(Figure.model_validate(row))
-    return figures
+def _break_even(saving: tuple[float, float, float], build_s: float | None, **names: Any) -> list[Figure]:
+    """Calls after which building has paid for itself: build / (t_baseline - t_variant), with its interval.
+
+    Where the interval of the difference reaches zero there is no upper end.
+    """
+    if build_s is None:
+        return []
+    saved_s, low_s, high_s = saving
+    ends = [build_s / high_s, build_s / low_s if low_s > 0 else None]
+    return [Figure.model_validate({"value": build_s / saved_s, "unit": "calls", "ci95": ends, **names})]

@@ -27,6 +27,7 @@ from torchstone.results import Code, Figure, Result, Skipped, Timing
 from torchstone.specs import JitSpec, Variant
 from worker import models
 from worker.bench import Bench
+from worker.contestants import torchscript
 from worker.contestants.checks import Checks
 from worker.contestants.field import Field
 from worker.contestants.passport import CleanLoader, loader_program, passport
@@ -35,7 +36,7 @@ from worker.contestants.runner import Reference, Runner
 from worker.contestants.table import WAYS
 from worker.contestants.ways import Setting, Way
 from worker.measure.archive import write_archive
-from worker.measure.contestant import ContestantFailed
+from worker.measure.contestant import Contestant, ContestantFailed
 from worker.measure.environment import Load, frequency_mhz, host_facts
 from worker.measure.quality import grade, load_codes
 from worker.measure.race import Plan, Record, race
@@ -103,6 +104,7 @@ class Experiment:
         ]
         self.checks = Checks(bench.folder, spec.dtype, spec.grad, self.keys)
         self.build: dict[str, dict[str, Any]] = {}
+        self.variants: dict[str, Variant] = {}
         self.codes: list[Code] = []
         self.host: dict[str, Any] = {}
 
@@ -115,7 +117,6 @@ class Experiment:
             self._look_closer()
             self.field.end_all()
             self._load_all_elsewhere()
-            self.field.end_all()
             self._judge_all(races)
         return self.result
 
@@ -132,7 +133,9 @@ class Experiment:
             probes=files("reference", self.checks.probes),
             loaded=self.loaded | {"output": self.checks.file("reference.eval", self.keys[0])},
         )
-        self._describe()  # meanwhile
+        torchscript.preload()  # meanwhile, as are the next lines
+        self._start_all()
+        self._describe()
         found = field.answer("reference")
         field.end("reference")
         self.probes: list[str] = found["probes"]
@@ -147,7 +150,8 @@ class Experiment:
         script.write_text(reproduction(self.spec, self.setting.threads))
         self.bench.keep(script, "text/x-python")
 
-    def _build_all(self) -> None:
+    def _start_all(self) -> None:
+        """A process for every variant that can run here, for the baseline's twin, and for loading files elsewhere."""
         for variant in sorted(self.spec.variants, key=lambda v: v is not self.spec.baseline):
             reason = self.ways[variant].unavailable(self.setting)
             if reason and variant is self.spec.baseline:
@@ -155,16 +159,29 @@ class Experiment:
             if reason:
                 self.result.skipped.append(Skipped(of=variant.value, reason=reason))
             else:
-                self._build(variant.value, variant)
-        self._build(self.twin, self.spec.baseline)
+                self._start(variant.value, variant)
+        self._start(self.twin, self.spec.baseline)
+        if any(self.ways[variant].suffix for variant in self.spec.variants):
+            self._start_loader()
+
+    def _start(self, name: str, variant: Variant) -> None:
+        way, setting, cache = self.ways[variant], self.setting, self.bench.file(f"cache-{variant.value}")
+        self.field.start(name, lambda: Runner(setting, way, cache))
+        self.variants[name] = variant
+
+    def _start_loader(self) -> None:
+        self.loader = Contestant.start("loader", CleanLoader, self.bench.cores, self.setting.threads)
+        self.field.watch(self.loader)
+
+    def _build_all(self) -> None:
+        for name in self.field.names:
+            self._build(name, self.variants[name])
         if self.ways[self.spec.baseline].disk_cache:
             self.build[self.baseline]["build_warm_s"] = self.build[self.twin]["build_s"]
 
     def _build(self, name: str, variant: Variant) -> None:
-        way, setting = self.ways[variant], self.setting
+        way = self.ways[variant]
         self._say(f"building {name}")
-        cache = self.bench.file(f"cache-{variant.value}")
-        self.field.start(name, lambda: Runner(setting, way, cache))
         told = self.field.attempt(name, "build", name=name)
         if told is None:
             return
@@ -172,11 +189,12 @@ class Experiment:
         if name == self.twin:
             return
         if way.disk_cache and name != self.baseline:
-            self.field.start("rebuilt", lambda: Runner(setting, way, cache))
-            warm = self.field.attempt("rebuilt", "build", name=f"rebuilt-{name}")
+            again = f"{name}_rebuilt"
+            self._start(again, variant)
+            warm = self.field.attempt(again, "build", name=again)
             told["build_warm_s"] = warm and warm["build_s"]
             if warm:
-                self.field.end("rebuilt")
+                self.field.end(again)
         elif not way.disk_cache and variant is not Variant.eager:
             told["build_warm_s"] = self.field.attempt(name, "rebuild")
         print(f"  {name}: built in {told['build_s']:.3f} s", flush=True)
@@ -251,10 +269,10 @@ class Experiment:
             if any(row.of == name for row in self.result.skipped):
                 continue
             native = file.endswith(".pt2")
-            loader = f"load {name}"
-            self.field.start(loader, CleanLoader)
+            if self.loader.exit_status is not None:  # the last file took it down
+                self._start_loader()
             try:
-                still_there = self.field.contestants[loader].ask(
+                still_there = self.loader.ask(
                     "run",
                     program=loader_program(file),
                     folder=str(self.bench.folder),
@@ -264,8 +282,6 @@ class Experiment:
             except ContestantFailed as failure:
                 self.checks.not_loaded(name, failure.reason)
                 continue
-            finally:
-                self.field.end(loader)
             assert still_there == [], f"the loader is not clean: {still_there}"
             path = self.bench.file(file)
             equal = self.checks.loaded(name, self.keys[0])

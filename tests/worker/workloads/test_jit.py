@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tests.worker.fresh import Outcome, run_fresh
 from torchstone.errors import InvalidModel
 from torchstone.results import Result
+from torchstone.specs import Variant
 from worker.measure import statistics
 
 MLP = {"kind": "jit", "model": {"preset": "mlp"}, "variants": ["eager", "script", "trace"], "budget_s": 1.0}
@@ -204,3 +206,64 @@ def test_the_result_is_strict_json(mlp: Outcome) -> None:
     text = mlp.result.to_json()
     json.loads(text, parse_constant=_refuse)
     assert Result.model_validate_json(text) == mlp.result
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_variant_runs_here_or_says_why_not(tmp_path: Path) -> None:
+    model = {
+        "layers": [
+            {"type": "Conv2d", "in_channels": 1, "out_channels": 2, "kernel_size": 3},
+            {"type": "BatchNorm2d", "num_features": 2},
+            {"type": "ReLU"},
+            {"type": "Flatten"},
+            {"type": "Linear", "in_features": 72, "out_features": 3},
+        ],
+        "input_shape": [1, 8, 8],
+    }
+    variants = [variant.value for variant in Variant]
+    spec = MLP | {"model": model, "variants": variants, "batch_sizes": [1, 4], "budget_s": 3.0}
+    result, kept = (outcome := run_fresh(spec, tmp_path)).result, outcome.kept
+    absent = {row.of: row.reason for row in result.skipped}
+    assert absent.pop("cuda_graph") == "CUDA graphs need a CUDA device"
+    if importlib.util.find_spec("onnxruntime") is None:
+        assert "not installed" in absent.pop("onnxruntime")
+    assert absent == {}
+    present = {t.of for t in result.timings if t.name == "latency"}
+    assert present == set(variants) - {row.of for row in result.skipped}
+    assert [c for c in result.checks if not c.passed] == []
+    for timing in result.timings:
+        if timing.of.startswith("compile"):
+            assert timing.build_cold_s is not None
+            assert timing.build_warm_s is not None
+            assert timing.build_warm_s < timing.build_cold_s
+    for name in ("script.pt", "trace.pt", "script_frozen.pt", "trace_frozen.pt", "export_aot.pt2"):
+        assert name in kept
+        assert json.loads(kept[f"{name}.passport.json"].read_text())["check"]["passed"] is True
+    assert not any("optimized" in name for name in kept)
+    assert json.loads(kept["export_aot.pt2.passport.json"].read_text())["needs"]["isa"]
+
+
+def test_caches_may_be_emptied_before_each_call(tmp_path: Path) -> None:
+    outcome = run_fresh(MLP | {"variants": ["eager"], "cache": "both", "calls": 60, "budget_s": 10}, tmp_path)
+    medians = {t.at["cache"]: t.median or 0.0 for t in outcome.result.timings if t.name == "latency"}
+    assert medians["cold"] > medians["hot"]
+    with np.load(outcome.kept["samples.npz"]) as archive:
+        assert set(archive["eager/1/cold/calls"]) == {1}
+
+
+def test_bfloat16_one_thread_and_a_profile(tmp_path: Path) -> None:
+    fields = {"dtype": "bfloat16", "threads": 1, "profile": True, "budget_s": 0.5}
+    outcome = run_fresh(MLP | fields, tmp_path)
+    assert outcome.result.environment["hosts"][0]["torch"]["threads"] == 1
+    assert outcome.result.environment["hosts"][0]["torch"]["dtype"] == "bfloat16"
+    assert all(check.passed for check in outcome.result.checks)
+    events = json.loads(outcome.kept["profile_eager.json"].read_text())["traceEvents"]
+    assert any(event.get("name") == "aten::linear" for event in events)
+
+
+def test_a_variant_without_gradients_is_left_out_of_a_training_step(tmp_path: Path) -> None:
+    fields = {"variants": ["eager", "script_frozen", "export_aot"], "grad": True, "batch_sizes": [4], "budget_s": 0.2}
+    result = run_fresh(MLP | fields, tmp_path).result
+    assert {row.of for row in result.skipped} == {"script_frozen", "export_aot"}
+    assert all("gradients" in row.reason and row.status == "skipped" for row in result.skipped)
