@@ -15,7 +15,14 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from sqlalchemy import select, update
 
 from tests.torchstone.store_samples import LEASE_S, a_host, spec
@@ -55,11 +62,20 @@ class Life(RuleBasedStateMachine):
         device_type=st.sampled_from(["cpu", "cuda", "auto"]),
         isolation=st.sampled_from(["device", "host", "auto"]),
         priority=st.sampled_from(["low", "normal", "high"]),
-        start_within_s=st.sampled_from([None, 1e-6, 1000]),
+        start_within_s=st.sampled_from([None, None, 1e-6, 1000]),
+        number=st.integers(1, 4),
     )
-    def submit(self, **fields: Any) -> None:
+    def submit(self, number: int, **fields: Any) -> None:
         with self.store.write() as conn:
-            jobs.insert_many(conn, [jobs.NewJob.of(spec(**fields))])
+            jobs.insert_many(conn, [jobs.NewJob.of(spec(**fields)) for _ in range(number)])
+
+    @initialize(isolations=st.lists(st.sampled_from(["device", "host"]), min_size=2, max_size=4))
+    def start(self, isolations: list[str]) -> None:
+        """Most of what can go wrong needs workers and work."""
+        for name in WORKERS:
+            self.start_worker(name)
+        for isolation in isolations:
+            self.submit(1, isolation=isolation)
 
     @rule(name=worker)
     def start_worker(self, name: str) -> None:
@@ -82,7 +98,7 @@ class Life(RuleBasedStateMachine):
         with self.store.write() as conn:
             leases.renew(conn, name, str(self.runs[name] - stale), lease_s)
 
-    @rule(name=worker, state=st.sampled_from(["up", "draining", "down"]))
+    @rule(name=worker, state=st.sampled_from(["up", "up", "draining", "down"]))
     def set_state(self, name: str, state: str) -> None:
         with self.store.write() as conn:
             hosts.set_state(conn, name, str(self.runs[name]), state)
@@ -196,7 +212,7 @@ def test_any_life_of_jobs_keeps_the_promises(new_database: Callable[[], str], ba
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine,
         settings=settings(
-            max_examples=25,
+            max_examples=20,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
