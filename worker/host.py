@@ -21,7 +21,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 import structlog
@@ -86,12 +86,7 @@ class WorkerHost:
         self._turn = _only_one(self.work / "worker.lock", self.settings.host_name)
         self._clear_work()
         with self.store.write() as conn:
-            other = hosts.find(conn, self.host.name)
-            if other and other["machine"] != self.host.machine and other["silent_s"] < self.settings.lease_s:
-                raise SetupError(
-                    f"host name {self.host.name!r} is in use by a living worker on another machine: "
-                    "set TORCHSTONE_HOST_NAME to a name of its own"
-                )
+            self._refuse_a_namesake(hosts.find(conn, self.host.name))
             hosts.register(conn, self.host)
             lost = leases.take_back_from(
                 conn,
@@ -105,6 +100,21 @@ class WorkerHost:
         self.launcher.warm_up()
         self._keeper.start()
         log.info("registered", host=self.host.name, devices=list(self.devices), memory_bytes=self.host.memory_bytes)
+
+    def _refuse_a_namesake(self, other: dict[str, Any] | None) -> None:
+        """Raise SetupError where another living worker, with another work folder or elsewhere, has this name."""
+        if other is None or other["state"] == "down":
+            return
+        if other["machine"] == self.host.machine:
+            with contextlib.suppress(psutil.Error):
+                lives = psutil.Process(other["pid"]).create_time() == other["pid_started"]
+                if lives and other["pid"] != os.getpid():
+                    raise SetupError(f"a worker for host {self.host.name!r} is already running (pid {other['pid']})")
+        elif other["silent_s"] < self.settings.lease_s:
+            raise SetupError(
+                f"host name {self.host.name!r} is in use by a living worker on another machine: "
+                "set TORCHSTONE_HOST_NAME to a name of its own"
+            )
 
     def look(self) -> None:
         """Claim and start jobs until there is none for this host now."""
