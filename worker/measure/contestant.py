@@ -14,7 +14,6 @@ A contestant that raises, crashes or is killed makes `ask` raise ContestantFaile
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -31,8 +30,8 @@ from typing import Any, Literal, NoReturn
 import orjson
 
 from torchstone.errors import InvalidModel, OutOfMemory
+from worker import processes
 
-PR_SET_PDEATHSIG = 1
 FailureKind = Literal["error", "invalid_model", "out_of_memory", "unavailable", "died"]
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "cannot allocate memory", "bad_alloc", "not enough memory")
 
@@ -132,7 +131,9 @@ def _live(
     """The whole life of the forked process: never returns into the caller's code."""
     code = 1
     try:
-        die_with_parent(parent)
+        processes.die_with_parent()
+        if os.getppid() != parent:  # it ended before the kernel was told
+            os._exit(1)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         os.sched_setaffinity(0, cores)
@@ -179,10 +180,3 @@ def explain(error: BaseException) -> tuple[FailureKind, str]:
     if isinstance(error, InvalidModel):
         return "invalid_model", message
     return "error", f"{type(error).__name__}: {message}"[:2000]
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent's thread ends; at once where it already has."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -71,3 +71,25 @@ def load_codes(during: dict[str, Any], frequencies_mhz: tuple[float | None, floa
         evidence = {"before_mhz": before, "after_mhz": after}
         codes.append(Code(code="frequency_change", severity="warning", evidence=evidence))
     return codes
+
+
+def mode_codes(modes: dict[str, dict[str, Any]], baseline: str) -> list[Code]:
+    """Contestants that do not run as the baseline does: other threads, flags, gradients. Their ratios mean nothing."""
+    expected = modes[baseline]
+    differ = {
+        name: {
+            key: [told.get(key), value]
+            for key, value in expected.items()
+            if key not in _FREE and told.get(key) != value
+        }
+        for name, told in modes.items()
+    }
+    return [
+        Code(code="mode_mismatch", severity="error", evidence={"of": name, "against": baseline, "differ": found})
+        for name, found in differ.items()
+        if found
+    ]
+
+
+_FREE = {"nvml"}
+"""Facts that may change between two looks: clocks, temperature, power."""

@@ -38,7 +38,7 @@ from worker.contestants.ways import Setting, Way
 from worker.measure.archive import write_archive
 from worker.measure.contestant import Contestant, ContestantFailed
 from worker.measure.environment import Load, frequency_mhz, host_facts
-from worker.measure.quality import grade, load_codes
+from worker.measure.quality import grade, load_codes, mode_codes
 from worker.measure.race import Plan, Record, race
 from worker.measure.rows import judge, twin_of
 
@@ -208,7 +208,9 @@ class Experiment:
 
     def _race_all(self) -> dict[str, tuple[Record, Plan]]:
         field, cores = self.field, self.bench.cores
-        self.host["torch"] = field.require(self.baseline, "facts")
+        modes = {name: field.require(name, "facts") for name in field.names}
+        self.host["torch"] = modes[self.baseline]
+        self.codes += mode_codes(modes, self.baseline)
         self.host["notices"] = [TORCHSCRIPT_NOTICE] if any("script" in n or "trace" in n for n in field.names) else []
         compiled = {name: field.require(name, "compilations") for name in field.names}
         frequency_before_mhz, before = frequency_mhz(cores[0]), Load.now(cores, field.pids)
