@@ -209,14 +209,17 @@ def write_probes(runnable: Runnable, setting: Setting, files: dict[str, str], ot
 
 
 def peak_memory(setting: Setting, mode: Mode, call: Callable[[], object], calls: int) -> dict[str, int]:
-    """`peak_bytes` while `calls` calls ran; `call_bytes`, how much of that was not held before."""
+    """`peak_bytes` while `calls` calls ran; `call_bytes`, how much of that was not held before; empty if unknown."""
     on_cuda = setting.device.type == "cuda"
     if on_cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     else:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak so far becomes what is held now
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak so far becomes what is held now
+        except OSError:
+            return {}  # a /proc that may not be written to, in some containers: then nothing is known
         before = _resident("VmRSS")
     with mode():
         for _ in range(calls):
