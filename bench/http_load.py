@@ -74,19 +74,16 @@ class _Client(asyncio.Protocol):
     """One connection that sends its next request when it has the answer to the last."""
 
     def __init__(self, request: Callable[[], bytes], expected: bytes, latencies_s: list[float]) -> None:
-        self._request, self._expected, self._latencies_s = request, expected, latencies_s
-        self.transport: asyncio.Transport | None = None
+        self.request, self.expected, self._latencies_s = request, expected, latencies_s
         self.stopping = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, though not by class
-        self._send()
 
-    def _send(self) -> None:
-        assert self.transport is not None
+    def send(self) -> None:
         self._received = b""
         self._sent_s = time.perf_counter()
-        self.transport.write(self._request())
+        self.transport.write(self.request())
 
     def data_received(self, data: bytes) -> None:
         self._received += data
@@ -97,32 +94,35 @@ class _Client(asyncio.Protocol):
         assert length is not None, self._received[:200]
         if len(self._received) < head_end + 4 + int(length[1]):
             return
-        assert self._received[9:12] == self._expected, self._received[:400]
+        assert self._received[9:12] == self.expected, self._received[:400]
         self._latencies_s.append(time.perf_counter() - self._sent_s)
         if not self.stopping:
-            self._send()
+            self.send()
 
 
 async def _load(api: Api, request: Callable[[], bytes], expected: bytes, clients: int, seconds: float) -> Figures:
     latencies_s: list[float] = []
     loop = asyncio.get_running_loop()
-    protocols = []
-    for _ in range(clients):
-        _, protocol = await loop.create_connection(
-            lambda: _Client(request, expected, latencies_s), "127.0.0.1", api.port
-        )
-        protocols.append(protocol)
+    connections = [_Client(_get("/healthz"), b"200", latencies_s) for _ in range(clients)]
+    for connection in connections:
+        connection.stopping = True
+        await loop.create_connection(lambda connection=connection: connection, "127.0.0.1", api.port)  # type: ignore[misc]
+        connection.send()
+    while len(latencies_s) < clients:  # the server takes new connections one at a time, between requests
+        await asyncio.sleep(0.01)
+    for connection in connections:
+        connection.stopping, connection.request, connection.expected = False, request, expected
+        connection.send()
     await asyncio.sleep(min(1.0, seconds / 4))  # warm
     latencies_s.clear()
     begin_s, begin_cpu_s = time.perf_counter(), api.cpu_s()
     await asyncio.sleep(seconds)
     took_s, cpu_s, measured = time.perf_counter() - begin_s, api.cpu_s() - begin_cpu_s, sorted(latencies_s)
-    for protocol in protocols:
-        protocol.stopping = True
+    for connection in connections:
+        connection.stopping = True
     await asyncio.sleep(0.3)
-    for protocol in protocols:
-        if protocol.transport is not None:
-            protocol.transport.close()
+    for connection in connections:
+        connection.transport.close()
     if len(measured) < 2:
         raise SystemExit("the service answered hardly anything")
     percentiles = statistics.quantiles(measured, n=100)

@@ -13,6 +13,7 @@ is noticed in seconds.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
 from functools import cached_property
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 TASK = "torchstone.look"
 MOST_BELLS = 16
 """A queue with this many unheard bells says it already."""
-_COALESCE_S = 0.005
+_COALESCE_S = 0.02
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +82,7 @@ class Bell:
         self._pending: set[tuple[str, int]] = set()
         self._condition = threading.Condition()
         self._closing = False
+        self._connection: Any = None  # of the bell's own thread
         self.reachable = True
         """Whether the broker was reached the last time that something was said to it."""
         self._thread = threading.Thread(target=self._run, name="bell", daemon=True)
@@ -124,23 +126,40 @@ class Bell:
         while not closing:
             with self._condition:
                 self._condition.wait_for(lambda: self._pending or self._closing)
-                # One message serves whatever else arrives in these few milliseconds.
-                self._condition.wait_for(lambda: self._closing, timeout=_COALESCE_S)
                 gangs, self._pending = self._pending, set()
                 closing = self._closing
             if gangs:
                 self._publish(gangs)
+            with self._condition:
+                # The first bell of a burst rings at once; the next says what arrived in these few milliseconds.
+                self._condition.wait_for(lambda: self._closing, timeout=_COALESCE_S)
+        self._disconnect()
 
     def _publish(self, gangs: set[tuple[str, int]]) -> None:
         try:
-            with self._app.connection_for_write() as connection:
-                waiting = connection.default_channel.client.llen
-                for gang in sorted(gangs):
-                    queue = queue_name(*gang)
-                    if waiting(queue) < MOST_BELLS:
-                        self._app.send_task(TASK, queue=queue, connection=connection, retry=False)
+            try:
+                self._send(gangs)
+            except Exception:  # a connection that was idle while the broker restarted
+                self._disconnect()
+                self._send(gangs)
             self.reachable = True
         except Exception as error:  # whatever the transport raises: the job is stored, and the sweep rings again
+            self._disconnect()
             if self.reachable:
                 log.warning("the broker cannot be reached; workers will find the jobs by themselves", error=repr(error))
             self.reachable = False
+
+    def _send(self, gangs: set[tuple[str, int]]) -> None:
+        if self._connection is None:
+            self._connection = self._app.connection_for_write()
+        waiting = self._connection.default_channel.client.llen
+        for gang in sorted(gangs):
+            queue = queue_name(*gang)
+            if waiting(queue) < MOST_BELLS:
+                self._app.send_task(TASK, queue=queue, connection=self._connection, retry=False)
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # it may be broken already
+                connection.release()
