@@ -75,4 +75,5 @@ class _LogRequests:
             await self._app(scope, receive, noting)
         finally:
             took_ms = round((perf_counter() - begin_s) * 1e3, 2)
-            log.debug("request", method=scope["method"], path=scope["path"], status=status, took_ms=took_ms)
+            job = {"job_id": scope["path"].split("/")[3]} if scope["path"].startswith("/v1/jobs/") else {}
+            log.debug("request", method=scope["method"], path=scope["path"], status=status, took_ms=took_ms, **job)

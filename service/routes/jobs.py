@@ -21,6 +21,7 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy import Connection
 
 from service import bodies, documents, responses
+from service.fleet import memory_bytes
 from service.openapi import CREATED, LIST_PARAMETERS, SUBMIT, VALIDATE_ONLY, WAIT, shaped
 from service.queries import Query, preferred_wait_s, refuse
 from service.routes import get
@@ -70,10 +71,17 @@ async def submit(request: Request) -> Response:
     runtime = of(request)
     query = Query(request, "validate_only")
     spec = parse_spec(bodies.decode(await bodies.read(request, runtime.settings.max_body_bytes)))
-    needed_bytes = await runtime.fleet.check(spec)
+    key = _idempotency_key(request)
+    try:
+        needed_bytes = await runtime.fleet.check(spec)
+    except InvalidRequest:
+        # What was accepted once is answered again, though the hosts that could take it may be gone by now.
+        if key is None or not await runtime.database.read(jobs.knows_key, key):
+            raise
+        needed_bytes = memory_bytes(spec)
     if query.flag("validate_only"):
         return await _validated(runtime, spec, needed_bytes)
-    new = NewJob.of(spec, memory_bytes=needed_bytes, idempotency_key=_idempotency_key(request))
+    new = NewJob.of(spec, memory_bytes=needed_bytes, idempotency_key=key)
     accepted = await runtime.writer.accept(new)
     stored = accepted.stored
     if stored.key_reused:
@@ -121,14 +129,16 @@ def _idempotency_key(request: Request) -> str | None:
 )
 async def show(job_id: str, request: Request) -> Response:
     runtime = of(request)
+    headers = {}
     wait_s = Query(request, "wait").seconds("wait", runtime.settings.max_wait_s)
-    if wait_s is None:
-        wait_s = preferred_wait_s(request, runtime.settings.max_wait_s)
+    if wait_s is None and (wait_s := preferred_wait_s(request, runtime.settings.max_wait_s)) is not None:
+        headers["Preference-Applied"] = f"wait={wait_s:g}"
     row = await find(runtime, job_id)
     if wait_s and row["state"] not in TERMINAL:
         await until_finished(runtime.waits, runtime.database, request, job_id, wait_s)
         row = await find(runtime, job_id)
-    headers = {} if row["state"] in TERMINAL else {"Retry-After": RETRY_AFTER_S}
+    if row["state"] not in TERMINAL:
+        headers["Retry-After"] = RETRY_AFTER_S
     body = documents.encode(documents.job(row, await runtime.fleet.waiting_for(row)))
     return responses.tagged_json(request, body, headers)
 

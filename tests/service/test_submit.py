@@ -152,6 +152,16 @@ def test_the_same_key_gives_the_same_job(service: Service) -> None:
         assert service.post(SPEC, headers={"Idempotency-Key": key}).status_code == 400
 
 
+def test_what_was_accepted_is_answered_again_though_no_host_could_take_it_now(service: Service) -> None:
+    spec = {**SPEC, "devices": {"type": "cpu", "count": 64}}
+    accepted = service.post(spec, headers={"Idempotency-Key": "large"})
+    up(service.store, cpu=2)
+    time.sleep(1.1)
+    assert service.post(spec).status_code == 422
+    again = service.post(spec, headers={"Idempotency-Key": "large"})
+    assert again.status_code == 202 and again.json()["id"] == accepted.json()["id"]
+
+
 def test_ten_at_once_with_one_key_make_one_job_over_two_processes(start: Callable[..., Service]) -> None:
     services = [start(), start()]
     with ThreadPoolExecutor(10) as pool:

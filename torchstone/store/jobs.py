@@ -139,6 +139,11 @@ def as_stored(job: NewJob, stored: Stored) -> dict[str, Any]:
     return {**job.row, **unset, "created_us": stored.created_us, "attempts": []}
 
 
+def knows_key(conn: Connection, key: str) -> bool:
+    """Whether a job was accepted under this idempotency key."""
+    return conn.scalar(select(idempotency_keys.c.job_id).where(idempotency_keys.c.key == key)) is not None
+
+
 def _known_keys(conn: Connection, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
     if not keys:
         return {}
