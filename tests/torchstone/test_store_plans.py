@@ -5,6 +5,7 @@ Each call runs for real on 100,000 jobs, with as many old placements; its statem
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,7 +29,6 @@ BIG = {"jobs", "placements", "attempts", "events", "labels", "results", "logs", 
 
 def fill(store: Store) -> list[str]:
     """Jobs in every state, each with a label, an attempt, a placement and two events; ids in order."""
-    new = NewJob.of(spec())
     ran = MANY - QUEUED
     number = "printf('%036d', i)" if store.is_sqlite else "lpad(CAST(i AS text), 36, '0')"
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < {MANY - 1}) "
@@ -37,7 +37,7 @@ def fill(store: Store) -> list[str]:
         "timeout_s, start_by_us, created_us, attempt, rung_us"
     )
     job_values = (
-        f"{number}, 'jit', '{{}}', 1, :spec, "
+        f"{number}, 'jit', '{{}}', 1, '{{}}', "
         f"CASE WHEN i >= {ran} THEN 'queued' WHEN i % 9 = 0 THEN 'failed' ELSE 'succeeded' END, "
         f"i % 3, 'cpu', 1, 'device', 0, 60, CASE WHEN i % 100 = 0 THEN {1 << 60} END, i, i < {ran}, i"
     )
@@ -70,7 +70,7 @@ def fill(store: Store) -> list[str]:
             conn.execute(text("SET LOCAL session_replication_role = replica"))  # foreign keys are right, and take long
         for table, columns, values, which in fillings:
             statement = f"INSERT INTO {table} ({columns}) {numbers} SELECT {values} FROM n{which}"
-            conn.execute(text(statement), {"spec": new.row["spec"]} if ":spec" in statement else {})
+            conn.execute(text(statement))
     return [f"{i:036d}" for i in range(MANY)]
 
 
@@ -113,21 +113,33 @@ def explained(store: Store) -> Iterator[tuple[Connection, list[str]]]:
     """A write transaction that is undone at the end; the plans of all statements in it."""
     statements: list[tuple[str, Any]] = []
     plans: list[str] = []
+    noted = False
 
     def note(_conn: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool) -> None:
+        nonlocal noted
+        noted = True
         statements.append((statement, parameters))
 
-    try:
-        with store.write() as conn:
-            event.listen(conn, "before_cursor_execute", note)
-            yield conn, plans
-            event.remove(conn, "before_cursor_execute", note)
-            for statement, parameters in statements:
-                if statement.split()[0] in ("SELECT", "UPDATE", "DELETE", "INSERT", "WITH"):
-                    plans += explain(conn, statement, parameters)
-            raise Undone
-    except Undone:
-        pass
+    def trace(statement: str) -> None:
+        """Of what goes past SQLAlchemy to SQLite's driver, with the values in their places."""
+        nonlocal noted
+        if not noted:
+            statements.append((statement, ()))
+        noted = False
+
+    with contextlib.suppress(Undone), store.write() as conn:
+        event.listen(conn, "before_cursor_execute", note)
+        driver = conn.connection.driver_connection
+        if store.is_sqlite:
+            driver.set_trace_callback(trace)
+        yield conn, plans
+        if store.is_sqlite:
+            driver.set_trace_callback(None)
+        event.remove(conn, "before_cursor_execute", note)
+        for statement, parameters in statements:
+            if statement.split()[0] in ("SELECT", "UPDATE", "DELETE", "INSERT", "WITH"):
+                plans += explain(conn, statement, parameters)
+        raise Undone
 
 
 def explain(conn: Connection, statement: str, parameters: Any) -> list[str]:
