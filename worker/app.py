@@ -26,11 +26,13 @@ log = structlog.get_logger(__name__)
 class DoorbellQueues:
     """The queues that this host listens to: those whose gangs its free devices could take."""
 
-    def __init__(self, host: WorkerHost) -> None:
+    def __init__(self, app: Celery, host: WorkerHost) -> None:
         kinds = [device.type for device in host.devices.values()]
         self._most = {"cuda": kinds.count("cuda"), "cpu": kinds.count("cpu")}
-        self._open = set(self.all)
+        self._wanted = set(self.all)
+        self._app = app
         self._consumer: Any = None
+        app.amqp.queues.select(self.all)
 
     @property
     def all(self) -> list[str]:
@@ -42,22 +44,32 @@ class DoorbellQueues:
         self._consumer = consumer
 
     def fit(self, cuda_free: int, cpu_free: int) -> None:
-        """Listen to exactly the queues of gangs that fit the free devices; safe from any thread."""
-        if self._consumer is None:
-            return
+        """Listen to exactly the queues of gangs that fit the free devices; safe from any thread, cheap to repeat.
+
+        What is asked of Celery's loop is lost when its connection breaks in that moment: so this is called again and
+        again, and looks at what is, not at what was asked for.
+        """
         free = {"cuda": cuda_free, "cpu": cpu_free}
-        wanted = {queue_name(kind, k) for kind in free for k in range(1, free[kind] + 1)}
-        for queue in sorted(self._open - wanted):
-            self._consumer.call_soon(self._consumer.cancel_task_queue, queue)
-        for queue in sorted(wanted - self._open):
-            self._consumer.call_soon(self._consumer.add_task_queue, queue)
-        self._open = wanted
+        self._wanted = {queue_name(kind, k) for kind in free for k in range(1, free[kind] + 1)}
+        if self._consumer is not None and self._wanted != self._open:
+            self._consumer.call_soon(self._adjust)
+
+    @property
+    def _open(self) -> set[str]:
+        return set(self._app.amqp.queues.consume_from)
+
+    def _adjust(self) -> None:
+        """In Celery's own thread: open and shut what differs."""
+        for queue in sorted(self._open - self._wanted):
+            self._consumer.cancel_task_queue(queue)
+        for queue in sorted(self._wanted - self._open):
+            self._consumer.add_task_queue(queue)
 
 
 def build(settings: Settings, host: WorkerHost) -> Celery:
     """The Celery app of this worker, with its task bound to `host`."""
     app = celery_app(settings)
-    queues = DoorbellQueues(host)
+    queues = DoorbellQueues(app, host)
     host.on_free_change = queues.fit
 
     @app.task(name=TASK)
@@ -73,8 +85,6 @@ def build(settings: Settings, host: WorkerHost) -> Celery:
         queues.attach(sender)
         queues.fit(*host.free())
 
-    app.conf.task_queues = None
-    app.amqp.queues.select(queues.all)
     return app
 
 

@@ -68,7 +68,7 @@ class WorkerHost:
         assert settings.work is not None
         self.work: Path = settings.work / settings.host_name
         self.on_free_change: Callable[[int, int], None] = lambda cuda, cpu: None
-        """Told how many devices of each type are free whenever that changed."""
+        """Told how many devices of each type are free: whenever that changed, and twice a second in any case."""
         self._runs: dict[tuple[str, int], JobRun] = {}
         self._lock = threading.RLock()
         self._stopping = threading.Event()
@@ -196,11 +196,15 @@ class WorkerHost:
             try:
                 if now_s >= renew_at:
                     with self.store.write() as conn:
-                        leases.renew(conn, self.host.name, self.host.incarnation, self.settings.lease_s)
-                    self._renewed_s = now_s
+                        known = leases.renew(conn, self.host.name, self.host.incarnation, self.settings.lease_s)
+                    if known:
+                        self._renewed_s = now_s
+                    elif self.runs():
+                        log.error("another worker took this host's name: this one's leases are no longer renewed")
                     renew_at = now_s + self.settings.heartbeat_s
                 if self.runs():
                     self._obey()
+                self.on_free_change(*self.free())
                 if now_s >= look_at:
                     self.look()
                     look_at = now_s + self.settings.poll_s * (0.75 + 0.5 * (uuid.uuid4().int % 1000) / 1000)

@@ -29,7 +29,7 @@ from torchstone.errors import ArtifactFailed
 from torchstone.jobs import State
 from torchstone.results import dumps
 from torchstone.settings import Settings
-from torchstone.store import Store, events, leases, logs
+from torchstone.store import Store, events, is_transient, leases, logs
 from torchstone.store.artifacts import Blobs
 from torchstone.store.hosts import Host
 from worker.bench import Assignment, LeasedDevice
@@ -148,7 +148,9 @@ class JobRun:
         message = outcome.message or {}
         files: list[dict[str, Any]] = []
         try:
-            files = [self._store_file(file) for file in message.get("files", [])]
+            # A file that was kept twice under one name counts as it was kept last.
+            made = {file["name"]: file for file in message.get("files", [])}
+            files = [self._store_file(file) for file in made.values()]
         except OSError as failure:
             error = {"code": ArtifactFailed.code, "message": f"a file of the job could not be stored: {failure}"}
             state = State.failed
@@ -245,6 +247,8 @@ class JobRun:
                 with self.station.store.write() as conn:
                     return write(conn)
             except SQLAlchemyError as error:
+                if not is_transient(error):
+                    raise
                 self.log.warning("the record could not be made; trying on", error=str(error).splitlines()[0])
                 if self.station.closing.is_set():
                     return None
