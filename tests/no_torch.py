@@ -1,6 +1,6 @@
 """A pytest plugin under which torch and numpy are not there: what the contract and the service must do without.
 
-    python -m pytest -p tests.no_torch tests/torchstone tests/service
+python -m pytest -p tests.no_torch tests/torchstone tests/service
 """
 
 from __future__ import annotations

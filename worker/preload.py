@@ -6,6 +6,7 @@ every fork of it would hang), nor asks CUDA anything.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 
@@ -28,3 +29,8 @@ for _module in (
     "worker.workloads.jit",
 ):
     importlib.import_module(_module)
+
+# What the first use of TorchScript and of the version look-ups costs a process is paid here, once.
+importlib.import_module("worker.contestants.torchscript").preload()
+importlib.import_module("worker.measure.environment").libraries()
+gc.freeze()  # what is loaded now stays: collections in the forks need not look at it
