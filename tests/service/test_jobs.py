@@ -15,7 +15,7 @@ from tests.service.conftest import SPEC, Service
 from tests.torchstone.processes import wait_until
 from tests.torchstone.store_samples import claim, submit, up
 from torchstone.jobs import Job, JobList, State
-from torchstone.store import leases
+from torchstone.store import jobs, leases
 
 
 def test_a_job_through_its_life(service: Service) -> None:
@@ -152,12 +152,12 @@ def test_a_queued_job_says_why_it_waits(service: Service) -> None:
 
 
 def test_a_position_is_counted_only_so_far(service: Service) -> None:
-    submit(service.store, 1001)
+    submit(service.store, jobs.MOST_AHEAD + 1)
     waiting = service.submit()["waiting_for"]
-    assert waiting["position"] is None and waiting["position_at_least"] == 1001
+    assert waiting["position"] is None and waiting["position_at_least"] == jobs.MOST_AHEAD + 1
     up(service.store)
     time.sleep(1.1)
-    assert "1000 jobs are ahead" in service.submit()["waiting_for"]["reason"]
+    assert f"at least {jobs.MOST_AHEAD} jobs are ahead" in service.submit()["waiting_for"]["reason"]
 
 
 # -- lists ------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from torchstone.store.ids import new_id
 from torchstone.store.rows import rows
 from torchstone.store.schema import attempts, idempotency_keys, is_queued, jobs, labels, now_us, placements, results
 
-MOST_AHEAD = 1000
+MOST_AHEAD = 200
 """A queue position is counted up to here, so that polling costs the same however deep the queue is."""
 
 
