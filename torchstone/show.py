@@ -4,7 +4,7 @@
         job = client.wait(job_id, on_progress)
 
 A finished job's table is `torchstone.render.text`, the same that the service serves as result.txt. Progress is a bar on
-a terminal, and elsewhere a line for every change of state and every tenth of the way.
+a terminal, and elsewhere a line for every change of state, every new message and every tenth of the way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ Json = dict[str, Any]
 
 
 def error(problem: TorchstoneError) -> None:
-    """An error on stderr, with one line for every fault that the service pointed at."""
+    """An error on stderr, with one line for every fault that the service pointed at and that it does not say itself."""
     print(f"torchstone: {problem}", file=sys.stderr)
-    if isinstance(problem, RequestError):
-        for fault in problem.errors:
-            print(f"  {fault['pointer'] or '(the body)'}: {fault['detail']}", file=sys.stderr)
+    faults = problem.errors if isinstance(problem, RequestError) else []
+    for fault in faults:
+        line = f"{fault['pointer'] or '(the body)'}: {fault['detail']}"
+        if line != str(problem):
+            print(f"  {line}", file=sys.stderr)
 
 
 def as_json(value: Any) -> None:
@@ -88,11 +90,12 @@ class _Lines:
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
-        self._last: tuple[str, int] | None = None
+        self._last: tuple[str, str, int] | None = None
 
     def __call__(self, job: Json) -> None:
         done, total, detail = _progress_of(job)
-        news = (job["state"], int(10 * done / total) if total else 0)
+        message = str((job.get("progress") or {}).get("message") or "") if job["state"] == "running" else ""
+        news = (job["state"], message, int(10 * done / total) if total else 0)
         if news != self._last:
             print(" ".join(word for word in (self._job_id, job["state"], detail) if word), file=sys.stderr, flush=True)
         self._last = news
@@ -106,8 +109,8 @@ def _progress_of(job: Json) -> tuple[float, float | None, str]:
     done, total = now.get("done") or 0, now.get("total")
     if job["state"] != "running" or not now:
         return done, total, ""
-    of = f"{done:g}/{total:g}" if total else f"{done:g}"
-    return done, total, " ".join(word for word in (of, now.get("unit") or "", now.get("message") or "") if word)
+    of = f"{done:g}/{total:g} {now.get('unit') or ''}" if total else f"{done:g} {now.get('unit') or ''}" if done else ""
+    return done, total, " ".join(word for word in (of.strip(), now.get("message") or "") if word)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -226,7 +226,7 @@ class Experiment:
                 seed=self.spec.seed + index,
                 single_calls=point.cold,
             )
-            self._say(f"racing at {point.at} for at most {left_s:.1f} s")
+            self._say(f"racing at {_place(point)} for at most {left_s:.1f} s")
             record = race(list(field.contestants.values()), point.key, plan, self._progress_of(index))
             for name, failure in record.failed.items():
                 field.drop(name, failure)
@@ -323,13 +323,17 @@ class Experiment:
 
         def tell(done: int, total: int | None, eta_s: float) -> None:
             later_s = (points - index - 1) * (time.perf_counter() - start_s + eta_s)
-            self.bench.progress(done, total, "rounds", eta_s + later_s, f"racing at {self.points[index].at}")
+            self.bench.progress(done, total, "rounds", eta_s + later_s, f"racing at {_place(self.points[index])}")
 
         return tell
 
     def _say(self, message: str) -> None:
         print(message, flush=True)
         self.bench.progress(0, None, "rounds", None, message)
+
+
+def _place(point: Point) -> str:
+    return ", ".join(f"{key}={value}" for key, value in point.at.items())
 
 
 def _throughput(timing: Timing, point: Point) -> Figure:
