@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import gc
 import io
+import math
 import random
 import statistics
 import time
@@ -128,7 +129,8 @@ def reproduction(spec: JitSpec, threads: int) -> str:
 
 def _model_source(model: PresetModel | LayersModel) -> str:
     if isinstance(model, PresetModel):
-        parts = [_definitions(presets, drop={"PRESETS"}), f"new_model = {model.preset}"]
+        new_model = f"def new_model():\n    return {model.preset}({model.shape}, {model.outputs})"
+        parts = [_definitions(presets, drop={"PRESETS"}), new_model]
     else:
         lines = "".join(f"        {_constructor(layer)},\n" for layer in model.parsed)
         own = [inspect.getsource(layers.OWN[t]) for t in sorted({la.type for la in model.parsed} & layers.OWN.keys())]
