@@ -13,6 +13,7 @@
     │   └── Unavailable 503         the store or the broker is out of reach (with Retry-After)
     ├── JobError                what ends a job as `failed`; carries a code for `job.error.code`
     │   ├── InvalidModel            the model cannot be built or run on its input
+    │   ├── DataMissing             a data set's files are not on the host, or not what they should be
     │   ├── WorkloadError           the experiment itself raised
     │   ├── OutOfMemory
     │   ├── TimedOut
@@ -140,6 +141,12 @@ class InvalidModel(JobError):
     """The model cannot be built, or does not take its input."""
 
     code = "invalid_model"
+
+
+class DataMissing(JobError):
+    """A data set's files are missing or broken; the message says how to get them."""
+
+    code = "data_missing"
 
 
 class WorkloadError(JobError):

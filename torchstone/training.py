@@ -260,9 +260,7 @@ class TrainSpec(BaseSpec):
     @model_validator(mode="after")
     def _there_is_a_step_to_take(self) -> Self:
         if self.drop_last and self.batch_size > self.dataset.samples:
-            detail = (
-                f"drop_last leaves no batch: {self.dataset.samples} samples are fewer than one of {self.batch_size}"
-            )
+            detail = f"drop_last leaves no batch of {self.batch_size}: there are {self.dataset.samples} samples"
             raise refusal([(("batch_size",), detail)])
         if self.gradient_accumulation > self.batch_size:
             detail = f"a batch of {self.batch_size} cannot be cut into {self.gradient_accumulation} parts"
