@@ -1,0 +1,388 @@
+"""The `train` experiment: one model trained by several strategies; is it the same, how fast, how does it scale.
+
+    result = run(parse_spec({"kind": "train", "model": {"preset": "lenet"}, "devices": {"count": 2}}), bench)
+
+In order: the reference; then, for each strategy, its ranks started and its first steps proven equal; then the epochs,
+in rounds: every strategy trains one epoch and is scored, in random order, before any trains the next, so that what
+disturbs the machine disturbs all. At the end the models are written, exported, and scored again by a process without
+Torchstone. A strategy that cannot run here is `skipped`, one that raises `failed`, and the others go on; a rank that
+dies or stands still ends the job, with what was measured until then.
+
+This process never runs a tensor operation: it forks the ranks, asks them, and does arithmetic in numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchstone.errors import InvalidModel, JobError, OutOfMemory, WorkloadError
+from torchstone.results import Check, Code, Figure, Result, Skipped
+from torchstone.training import TrainSpec
+from worker.bench import Bench
+from worker.contestants.passport import CleanLoader
+from worker.measure.environment import Load, frequency_mhz, host_facts
+from worker.measure.quality import grade, load_codes
+from worker.parallel.equality import Found, How, Reference, check_rows, compare, distance
+from worker.parallel.export import Exporter, right_answers, scoring_program
+from worker.parallel.loop import ONE_PROCESS, Trainer
+from worker.parallel.ranks import Gang, GangFailed
+from worker.parallel.report import Epoch, Run, report
+from worker.parallel.setting import Setting
+from worker.parallel.table import unavailable
+
+BINARY = "application/octet-stream"
+
+
+def run(spec: TrainSpec, bench: Bench) -> Result:
+    """Train as `spec` says on the leased devices. Raises JobError, with what was measured until then."""
+    return Experiment(spec, bench).run()
+
+
+class Experiment:
+    """One job under way."""
+
+    def __init__(self, spec: TrainSpec, bench: Bench) -> None:
+        self.spec, self.bench = spec, bench
+        self.result = Result()
+        self.host: dict[str, Any] = {}
+        self.codes: list[Code] = []
+        self.runs = self._runs()
+        self.gangs: dict[str, Gang] = {}
+        self.steps_told: dict[str, int] = {}
+        self.begun_s = time.perf_counter()
+
+    def run(self) -> Result:
+        try:
+            with ExitStack() as self.open:
+                self._find_what_is_right()
+                self._start_all()
+                before = self._load_before()
+                self._train_all()
+                self._load_after(before)
+                self._save_all()
+                self.gangs.clear()
+            self._export_all()
+        except JobError as error:
+            self._report()
+            error.partial = self.result.to_json()
+            raise
+        self._report()
+        return self.result
+
+    def _runs(self) -> list[Run]:
+        spec, devices = self.spec, tuple(self.bench.devices)
+        runs = []
+        for strategy in (s.value for s in sorted(spec.strategies, key=lambda s: s.value != "single")):
+            ours = devices[:1] if strategy == "single" else devices
+            for scaling in spec.scaling if strategy != "single" else ["strong"]:
+                weak = scaling == "weak"
+                setting = Setting(
+                    spec=spec,
+                    strategy=strategy,
+                    devices=ours,
+                    batch_size=spec.batch_size * (len(ours) if weak else 1),
+                    folder=self.bench.folder,
+                    data_folders=self.bench.data_folders,
+                    key=f"{strategy}-weak" if weak else strategy,
+                )
+                runs.append(Run(setting, {"scaling": "weak"} if weak else {}))
+        return runs
+
+    def _find_what_is_right(self) -> None:
+        self._say("loading the data")
+        first = self.runs[0].setting
+        self.reference = self._gang("reference", first, lambda rank, life: Reference(first), one=True)
+        try:
+            (self.facts,) = self.reference.ask("facts")
+        except GangFailed as failure:
+            raise _as_job_error(failure) from None
+        self.host = {"name": self.bench.host, **host_facts(self.bench.cores), "seed": self.spec.seed}
+        self.host["devices"] = [asdict(device) for device in self.bench.devices]
+        self.result.environment = {"hosts": [self.host]}
+        for name, unit in (("parameters", "1"), ("state_bytes", "B")):
+            self.result.figures.append(Figure(name=name, of="model", value=self.facts[name], unit=unit))
+
+    def _gang(self, key: str, setting: Setting, make: Any, one: bool) -> Gang:
+        """Ranks on the setting's devices; `one`: a single process that holds all of them."""
+        devices = setting.devices[:1]
+        threads = self.spec.threads
+        if one and key != "reference":
+            cores = tuple(core for device in setting.devices for core in device.cores)
+            devices = (type(devices[0])(devices[0].name, devices[0].type, cores, devices[0].uuid),)
+        gang = Gang.start(key, setting.devices if not one else devices, threads, make, self.spec.rank_timeout_s)
+        gang.others = lambda: list(self.gangs.values())
+        self.open.callback(gang.close)
+        return gang
+
+    def _start_all(self) -> None:
+        for run in list(self.runs):
+            reason = unavailable(run.setting, self.facts)
+            if reason:
+                self._drop(run, reason, "skipped")
+                continue
+            self._say(f"starting {run.setting.key}")
+            setting, started_s = run.setting, time.perf_counter()
+            gang = self._gang(
+                setting.key,
+                setting,
+                lambda rank, life, s=setting: Trainer(s, rank, life),
+                setting.strategy in ONE_PROCESS,
+            )
+            self.gangs[setting.key] = gang
+            gang.on_sign = lambda steps, loss, key=setting.key: self._progress(key, steps)  # type: ignore[misc]
+            try:
+                told = gang.ask("prepare", {"started_s": started_s})
+                run.start_s = max(answer["start_s"] for answer in told)
+                self._check(run, gang)
+            except GangFailed as failure:
+                self._fail(run, failure)
+        if not self.gangs:
+            reasons = "; ".join(f"{row.of}: {row.reason}" for row in self.result.skipped)
+            raise WorkloadError(f"no strategy could run: {reasons}")
+
+    def _check(self, run: Run, gang: Gang) -> None:
+        """Prove the strategy's first steps equal to the reference's."""
+        spec, setting = self.spec, run.setting
+        steps = min(spec.check_steps, run.course.total_steps)
+        self._say(f"checking the first {steps} steps of {setting.key}")
+        told = gang.ask("check", {"steps": steps})
+        run.first_step_s = max(answer["first_step_s"] for answer in told)
+        run.bytes_per_step = told[0]["bytes_per_step"]
+        files = [Path(answer["file"]) for answer in told]
+        rows = [[share for answer in told for share in answer["shares"][step]] for step in range(steps)]
+        of = Found.read([run.reduced(_numbers(row)) for row in rows], files)
+        adaptive = spec.optimizer.name != "sgd"
+        for how, decides, detail in self._references(setting):
+            against = self._reference(run, steps, how)
+            if decides:
+                found = compare(of, against, steps, spec.dtype, adaptive)
+                at = {**run.at, "steps": steps, "batch": "whole" if how == "whole" else "shares"}
+                run.checks += check_rows("equal_to_single", run.name, "single", at, found, detail)
+            else:
+                value, reason = distance(of, against), "BatchNorm's statistics are of each share: see batch_norm"
+                row = {"name": "distance_from_whole_batch", "of": run.name, "at": {**run.at, "steps": steps}}
+                method = f"|difference of the weights| / |how far they moved|; {reason}"
+                self.result.figures.append(
+                    Figure.model_validate({**row, "value": value, "unit": "1", "method": method})
+                )
+        run.checks.append(_replicas_row(run, told[0]["spread"], steps))
+        for file in files:
+            file.unlink()
+
+    def _references(self, setting: Setting) -> list[tuple[How, bool, str]]:
+        """(which, whether it decides, in words) of the references that a strategy is compared with."""
+        has_batch_norm, has_dropout = self.facts["has_batch_norm"], self.facts["has_dropout"]
+        whole: tuple[How, bool, str] = ("whole", True, "one device, the whole batch at once, dropout off")
+        if setting.strategy == "single" and self.spec.gradient_accumulation == 1:
+            return [("shards", True, "the plain model, uncompiled, with the plain optimiser")]
+        if setting.strategy == "tensor":
+            return [whole]
+        if setting.strategy == "pipeline":
+            parts: tuple[How, bool, str] = ("microbatches", True, "one device, the microbatches in turn, dropout off")
+            return [parts, ("whole", False, "")] if has_batch_norm else [whole]
+        if has_batch_norm and self.spec.batch_norm == "synchronized" and self.spec.gradient_accumulation == 1:
+            return [whole]
+        shards: tuple[How, bool, str] = (
+            "shards",
+            True,
+            "one device, the same shares in turn, each with its own random stream and BatchNorm statistics",
+        )
+        if has_batch_norm:
+            return [shards, ("whole", False, "")]
+        return [shards] if has_dropout else [shards, whole]
+
+    def _reference(self, run: Run, steps: int, how: How) -> Found:
+        """The reference's first steps for the same devices and batch; computed anew for each."""
+        file = self.bench.file("reference.npz")
+        devices, batch_size = run.setting.world_size, run.setting.batch_size
+        dropout = how == "shards" and not run.setting.checks_without_dropout
+        arguments = {"file": str(file), "steps": steps, "how": how, "dropout": dropout}
+        (losses,) = self.reference.ask("run", {**arguments, "devices": devices, "batch_size": batch_size})
+        found = Found.read([run.reduced(_numbers([row])) for row in losses], [file])
+        file.unlink()
+        return found
+
+    def _load_before(self) -> Load:
+        self.frequency_mhz = frequency_mhz(self.bench.cores[0])
+        pids = tuple(pid for gang in self.gangs.values() for pid in gang.pids)
+        return Load.now(self.bench.cores, pids)
+
+    def _load_after(self, before: Load) -> None:
+        pids = tuple(pid for gang in self.gangs.values() for pid in gang.pids)
+        self.host["during"] = Load.now(self.bench.cores, pids).since(before)
+        self.codes += load_codes(self.host["during"], (self.frequency_mhz, frequency_mhz(self.bench.cores[0])))
+
+    def _train_all(self) -> None:
+        """Round by round: one epoch of every strategy that is not over."""
+        draw = random.Random(self.spec.seed)
+        epochs = max(run.course.epochs for run in self.runs)
+        for number in range(1, epochs + 1):
+            under_way = [run for run in self.runs if not run.is_over and number <= run.course.epochs]
+            for run in draw.sample(under_way, len(under_way)):
+                self._say(f"{run.setting.key}: epoch {number} of {run.course.epochs}")
+                try:
+                    self._train_epoch(run, self.gangs[run.setting.key], number)
+                except GangFailed as failure:
+                    self._fail(run, failure)
+
+    def _train_epoch(self, run: Run, gang: Gang, number: int) -> None:
+        told = gang.ask("train_epoch", {"epoch": number})
+        steps = min(answer["steps"] for answer in told)
+        epoch = Epoch(
+            number=number,
+            seconds=max(answer["seconds"] for answer in told),
+            samples=told[0]["samples"],
+            steps=steps,
+            losses=[[_number(share) for answer in told for share in answer["shares"][step]] for step in range(steps)],
+            marks=np.concatenate([np.array(m).reshape(1, -1, 5) for answer in told for m in answer["marks"]]).swapaxes(
+                0, 1
+            ),
+            learning_rate=told[0]["learning_rate"],
+        )
+        run.epochs.append(epoch)
+        run.peak_bytes = [peak for answer in told for peak in answer["peak_bytes"]]
+        self.steps_told[run.setting.key] = sum(e.steps for e in run.epochs)
+        scored = gang.ask("evaluate")
+        epoch.right, epoch.eval_samples = (sum(answer[what] for answer in scored) for what in ("right", "samples"))
+        epoch.eval_s = max(answer["seconds"] for answer in scored)
+        run.diverged = run.diverged or any(answer["diverged"] for answer in told)
+        accuracy = epoch.right / epoch.eval_samples
+        loss = run.reduced(epoch.losses[-1]) if epoch.losses else math.nan
+        print(f"  {run.setting.key}: {epoch.seconds:.2f} s, loss {loss:.4f}, accuracy {accuracy:.4f}", flush=True)
+        # A recorded run goes on: its losses are what was asked for.
+        run.is_over = run.diverged and not self.spec.record_steps
+        if self.spec.target_accuracy is not None and accuracy >= self.spec.target_accuracy:
+            run.reached_s, run.is_over = run.trained_s[-1], True
+
+    def _save_all(self) -> None:
+        (self.labels,) = self.reference.ask("test_file", {"file": str(self.bench.file("test.pt"))})
+        for run in [run for run in self.runs if not run.at]:
+            try:
+                told = self.gangs[run.setting.key].ask("save")
+            except GangFailed as failure:
+                self._fail(run, failure)
+                continue
+            run.checks.append(_replicas_row(run, told[0]["spread"], sum(epoch.steps for epoch in run.epochs)))
+            file = self.bench.file(f"{run.name}.safetensors")
+            Path(told[0]["file"]).rename(file)
+            self.bench.keep(file, BINARY)
+
+    def _export_all(self) -> None:
+        """Each model as TorchScript, scored by a process without Torchstone."""
+        with ExitStack() as self.open:
+            first = self.runs[0].setting
+            exporter = self._gang("export", first, lambda rank, life: Exporter(first), one=True)
+            for run in [run for run in self.runs if not run.at and run.epochs]:
+                name = f"{run.name}.pt"
+                self._say(f"exporting {name}")
+                try:
+                    files = {
+                        "weights": str(self.bench.file(f"{run.name}.safetensors")),
+                        "file": str(self.bench.file(name)),
+                    }
+                    exporter.ask("export", files)
+                except GangFailed as failure:
+                    reason = f"the model cannot be exported: {failure.reason}"
+                    self.result.skipped.append(Skipped(of=name, reason=reason, status="failed"))
+                    continue
+                self._score(run, name)
+                self.bench.keep(self.bench.file(name), BINARY)
+
+    def _score(self, run: Run, name: str) -> None:
+        output = self.bench.file(f"{name}.npz")
+        program = scoring_program(name, self.spec.eval_batch_size)
+        loader = self._gang("loader", run.setting, lambda rank, life: CleanLoader(), one=True)
+        arguments = {"program": program, "folder": str(self.bench.folder), "inputs": str(self.bench.file("test.pt"))}
+        try:
+            (ours,) = loader.ask("run", {**arguments, "output": str(output)})
+        except GangFailed as failure:
+            raise WorkloadError(f"{name} could not be used by a process without Torchstone: {failure.reason}") from None
+        assert ours == [], f"the loader is not clean: {ours}"
+        right, last = right_answers(output, self.labels), run.epochs[-1]
+        run.exported_accuracy = right / len(self.labels)
+        # Summed in another order, samples on the border between two classes may fall to the other side.
+        if abs(right - last.right) > max(1, len(self.labels) // 1000):
+            told = f"{last.right} and {right} of {len(self.labels)} right answers"
+            raise WorkloadError(f"{name} does not do what was trained: {told} in training and after export")
+
+    def _report(self) -> None:
+        for run in self.runs:
+            if self.spec.compile and not run.setting.is_compiled:
+                self.codes.append(Code(code="not_compiled", severity="info", evidence={"of": run.name}))
+        report(self.result, self.runs, self.bench.file("samples.npz"))
+        self.result.quality = grade(self.codes)
+        self.bench.keep(self.bench.file("samples.npz"), BINARY)
+
+    def _fail(self, run: Run, failure: GangFailed) -> None:
+        if failure.kind == "invalid_model":
+            raise _as_job_error(failure) from None
+        self._drop(run, failure.reason, "skipped" if failure.kind == "unavailable" else "failed")
+        if not any(not r.is_over or r.epochs for r in self.runs):
+            raise _as_job_error(failure) from None
+
+    def _drop(self, run: Run, reason: str, status: Any) -> None:
+        """This strategy takes no further part; what it measured stays."""
+        print(f"  {run.setting.key}: {status}: {reason}", flush=True)
+        self.result.skipped.append(Skipped(of=run.setting.key, reason=reason, status=status))
+        gang = self.gangs.pop(run.setting.key, None)
+        if gang is not None:
+            gang.close()
+        run.is_over = True
+        if not run.epochs:
+            self.runs.remove(run)
+
+    def _progress(self, key: str, steps: int) -> None:
+        self.steps_told[key] = steps
+        total = sum(run.course.total_steps for run in self.runs)
+        done = sum(self.steps_told.values())
+        eta_s = (time.perf_counter() - self.begun_s) / done * (total - done) if done else None
+        self.bench.progress(done, total, "steps", eta_s, f"{key}, step {steps}")
+
+    def _say(self, message: str) -> None:
+        print(message, flush=True)
+        done = sum(self.steps_told.values())
+        total = sum(run.course.total_steps for run in self.runs)
+        self.bench.progress(done, total, "steps", None, message)
+
+
+def _replicas_row(run: Run, spread: float | None, steps: int) -> Check:
+    if spread is None:
+        detail = "no weight is held twice" if run.setting.world_size > 1 else "there is one device"
+        spread = 0.0
+    else:
+        detail = "the largest difference between two replicas' weights"
+    passed = spread <= 1e-6
+    at = {**run.at, "steps": steps}
+    return Check(
+        name="replicas_equal",
+        of=run.name,
+        against=run.name,
+        at=at,
+        passed=passed,
+        rtol=0,
+        atol=1e-6,
+        max_abs_error=spread,
+        detail=detail,
+    )
+
+
+def _number(share: tuple[float | None, int]) -> tuple[float, int]:
+    """What crossed the pipe as null was no number."""
+    return (math.nan if share[0] is None else share[0], share[1])
+
+
+def _numbers(row: list[Any]) -> list[tuple[float, int]]:
+    return [_number(share) for share in row]
+
+
+def _as_job_error(failure: GangFailed) -> JobError:
+    kinds: dict[str, type[JobError]] = {"invalid_model": InvalidModel, "out_of_memory": OutOfMemory}
+    return kinds.get(failure.kind, WorkloadError)(str(failure))
