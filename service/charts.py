@@ -20,7 +20,7 @@ Format = Literal["svg", "png"]
 MEDIA_TYPES: dict[Format, str] = {"svg": "image/svg+xml", "png": "image/png"}
 
 _SHORT = {"test_accuracy": "accuracy", "train_loss": "loss"}
-_TIMES = ("second", "seconds", "time_s")
+_TIMES = ("s", "second", "seconds")
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#A08000")
 """Okabe and Ito's, told apart by colour-blind eyes too; their yellow darkened, which is hard to see on white."""
 _INK, _FAINT, _GRID = "#1b1f24", "#59636e", "#e4e8ec"
@@ -51,7 +51,7 @@ def charts_of(job: Json) -> list[Chart]:
     first_x: dict[str, str] = {}
     found = []
     for (name, x_name), curves in groups.items():
-        by = "" if first_x.setdefault(name, x_name) == x_name else f"_by_{x_name}"
+        by = "" if first_x.setdefault(name, x_name) == x_name else f"_by_{_over(x_name)}"
         title = f"{_words(name).capitalize()} {'over time' if x_name in _TIMES else f'by {_words(x_name)}'}"
         y_name = str(curves[0]["y_name"])
         found.append(Chart(f"{_SHORT.get(name, name)}{by}", title, _subtitle(job), x_name, y_name, tuple(curves)))
@@ -189,6 +189,10 @@ def _what(spec: Json) -> list[str]:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
+
+
+def _over(x_name: str) -> str:
+    return "second" if x_name in _TIMES else x_name
 
 
 def _axis_title(name: str) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchstone.columns import aligned
+from torchstone.figure_table import figure_table
+from torchstone.figure_table import point as _point
 from torchstone.quantities import Scale, error, measure, number, quantity, scale
 from torchstone.tidy import csv
 
@@ -30,7 +32,7 @@ def text(job: Json) -> str:
         *_timings(result),
         _comparisons(result),
         _checks(result),
-        _figures(result),
+        figure_table(result.get("figures") or []),
         _curves(result),
         _spans(result),
         *_tables(result),
@@ -148,15 +150,16 @@ def _speedup(comparison: Json | None, is_baseline: bool) -> list[str]:
 
 
 def _check_of(row: Json, result: Json) -> str:
-    about = [check for check in result.get("checks") or [] if _is_about(check, row)]
+    """What was proven of a timed contestant: at this very point or, where nothing was, at any that agrees with it."""
+    checks = result.get("checks") or []
+    about = [check for check in checks if _is_about(check, row)] or [check for check in checks if _agrees(check, row)]
     if not about:
         return ""
     if not all(check["passed"] for check in about):
         return "FAILED"
     if all(check.get("bitwise") for check in about):
         return "equal bit by bit"
-    worst = max((check.get("max_abs_error") or 0.0 for check in about), default=0.0)
-    return f"passed, error {error(worst)}"
+    return f"passed, error {error(_worst(about, 'max_abs_error') or 0.0)}"
 
 
 def _comparisons(result: Json) -> list[str]:
@@ -174,37 +177,46 @@ def _comparisons(result: Json) -> list[str]:
 
 
 def _checks(result: Json) -> list[str]:
-    """Those that failed, and those about no row above."""
+    """Those that failed, and those about no row above; passed ones of the same kind share a line."""
     timings = result.get("timings") or []
+    groups: dict[tuple[Any, ...], list[Json]] = {}
+    for index, check in enumerate(result.get("checks") or []):
+        if not check["passed"] or not any(_is_about(check, row) for row in timings):
+            kind = (check["name"], check["of"], check["against"], check.get("detail"))
+            groups.setdefault(kind if check["passed"] else (index,), []).append(check)
     rows = [
         [
-            check["name"],
-            check["of"],
-            check["against"],
-            _point(check),
-            "passed" if check["passed"] else "FAILED",
-            error(check.get("max_abs_error")),
-            error(check.get("max_rel_error")),
-            f"{error(check.get('rtol'))} / {error(check.get('atol'))}",
-            str(check.get("nan_count") or ""),
-            check.get("detail") or "",
+            group[0]["name"],
+            group[0]["of"],
+            group[0]["against"],
+            _points_of(group),
+            "FAILED" if not group[0]["passed"] else f"{len(group)} passed" if len(group) > 1 else "passed",
+            error(_worst(group, "max_abs_error")),
+            error(_worst(group, "max_rel_error")),
+            f"{error(_worst(group, 'rtol'))} / {error(_worst(group, 'atol'))}",
+            str(sum(check.get("nan_count") or 0 for check in group) or ""),
+            group[0].get("detail") or "",
         ]
-        for check in result.get("checks") or []
-        if not check["passed"] or not any(_is_about(check, row) for row in timings)
+        for group in groups.values()
     ]
     header = ["name", "of", "against", "at", "", "abs error", "rel error", "rtol / atol", "NaNs", "detail"]
     return _section("checks", header, rows)
 
 
+def _worst(checks: Sequence[Json], what: str) -> float | None:
+    return max((check[what] for check in checks if check.get(what) is not None), default=None)
+
+
+def _points_of(checks: Sequence[Json]) -> str:
+    """Every value of every key of `at`, e.g. "steps=1|3, what=loss|weights"."""
+    values: dict[str, dict[str, None]] = {}
+    for check in checks:
+        for key, value in (check.get("at") or {}).items():
+            values.setdefault(key, {})[str(value)] = None
+    return ", ".join(f"{key}={'|'.join(found)}" for key, found in values.items())
+
+
 # -- the other sections -----------------------------------------------------------------------------------------
-
-
-def _figures(result: Json) -> list[str]:
-    rows = [
-        [row["name"], row["of"], _point(row), quantity(row.get("value"), row["unit"]), row.get("reason") or ""]
-        for row in result.get("figures") or []
-    ]
-    return _section("figures", ["name", "of", "at", "value", "note"], rows)
 
 
 def _curves(result: Json) -> list[str]:
@@ -277,10 +289,6 @@ def _at(row: Json, key: str) -> str:
     return "" if value is None else str(value)
 
 
-def _point(row: Json) -> str:
-    return ", ".join(f"{key}={value}" for key, value in (row.get("at") or {}).items())
-
-
 def _same(comparison: Json, row: Json) -> bool:
     return bool(comparison["of"] == row["of"] and _same_place(comparison, row))
 
@@ -294,6 +302,13 @@ def _is_about(check: Json, row: Json) -> bool:
     at = row.get("at") or {}
     return bool(
         check["of"] == row["of"] and all(at.get(key) == value for key, value in (check.get("at") or {}).items())
+    )
+
+
+def _agrees(check: Json, row: Json) -> bool:
+    at = row.get("at") or {}
+    return bool(
+        check["of"] == row["of"] and all(at.get(key, value) == value for key, value in (check.get("at") or {}).items())
     )
 
 

@@ -162,6 +162,9 @@ class TrainSpec(BaseSpec):
     )
     augment: Augment | None = None
     microbatches: int = Field(4, ge=1, le=4096, description="pipeline: parts of a batch that are under way at once.")
+    parameter_servers: Literal["one", "split"] = Field(
+        "one", description="parameter_server: one device serves all weights, or each device a part of them."
+    )
     check_steps: int = Field(3, ge=1, le=1000, description="First steps that must equal the reference's.")
     record_steps: bool = Field(False, description="Add curves of the loss by step and by rank.")
     rank_timeout_s: float = Field(20, ge=1, le=3600, description="A rank that shows no life this long ends the job.")

@@ -34,8 +34,8 @@ def trained() -> Result:
         curves=[
             curve("single", [0.5, 0.7, 0.8]),
             curve("ddp", [0.5, 0.7, 0.8]),
-            curve("single", [0.5, 0.7, 0.8], x_name="second", x=[2.5, 5.0, 7.5]),
-            curve("ddp", [0.5, 0.7, 0.8], x_name="second", x=[1.5, 3.0, 4.5]),
+            curve("single", [0.5, 0.7, 0.8], x_name="s", x=[2.5, 5.0, 7.5]),
+            curve("ddp", [0.5, 0.7, 0.8], x_name="s", x=[1.5, 3.0, 4.5]),
             curve("single", [1.5, None, None], name="train_loss", y_name="loss"),
             curve("ddp", [0.1, 0.2], name="rank_loss", y_name="loss", x_name="step", at={"devices": 2, "rank": 0}),
             curve("ddp", [0.3, 0.2], name="rank_loss", y_name="loss", x_name="step", at={"devices": 2, "rank": 1}),

@@ -18,7 +18,7 @@ from torchstone import render
 from torchstone.columns import aligned
 from torchstone.jobs import State
 from torchstone.quantities import error, number, quantity, scale
-from torchstone.results import Comparison, Result
+from torchstone.results import Check, Comparison, Figure, Result
 
 
 def row_of(text: str, *words: str) -> str:
@@ -75,6 +75,52 @@ def test_a_second_baseline_is_not_lost() -> None:
 
     result = Result(timings=[timing("script", 1e-3)], comparisons=[against("eager"), against("trace")])
     assert "trace" in row_of(render.text(job(result=result)), "latency", "script")
+
+
+def test_figures_of_several_contestants_stand_side_by_side() -> None:
+    def figure(name: str, of: str, value: float | None, unit: str = "1", **more: object) -> Figure:
+        return Figure.model_validate({"name": name, "of": of, "value": value, "unit": unit, **more})
+
+    figures = [
+        figure("parameters", "model", 50826),
+        figure("peak_bytes", "single", 2_000_000, "B", at={"rank": 0}),
+        figure("test_accuracy", "single", 0.8375),
+        figure("peak_bytes", "ddp", 3_000_000, "B", at={"rank": 0}),
+        figure("peak_bytes", "ddp", 4_000_000, "B", at={"rank": 1}),
+        figure("test_accuracy", "ddp", 0.8375),
+        figure("scaling_efficiency", "ddp", 0.95, ci95=[0.934, 0.9621]),
+        figure("scaling_efficiency", "fsdp", None, reason="it was not proven equal"),
+    ]
+    text = render.text(job(result=Result(figures=figures)))
+    lines = text[text.index("figures\n") :].splitlines()
+    assert [" ".join(line.split()) for line in lines if "---" not in line] == [
+        "figures",
+        "at unit single ddp",  # fsdp has no value at all, only a reason
+        "peak_bytes rank=0 MB 2 3",
+        "peak_bytes rank=1 MB - 4",
+        "test_accuracy 0.8375 0.8375",
+        "scaling_efficiency - 0.9500",
+        "95 % interval - 0.934 .. 0.962",
+        "scaling_efficiency of fsdp: it was not proven equal",
+        "",
+        "name of value",
+        "parameters model 50826",
+    ] + [" ".join(line.split()) for line in lines[lines.index("  parameters  model  50826") + 1 :]]
+
+
+def test_passed_checks_of_one_kind_share_a_line_and_mark_the_timing() -> None:
+    def check(what: str, passed: bool = True, of: str = "ddp") -> Check:
+        at = {"steps": 3, "what": what}
+        given = {"max_abs_error": 2e-7, "rtol": 1e-3, "atol": 1e-6}
+        return Check(name="equal_to_single", of=of, against="single", at=at, passed=passed, **given)
+
+    epochs = [timing(of, 1.0).model_copy(update={"name": "epoch", "at": {}}) for of in ("ddp", "fsdp", "single")]
+    checks = [check("loss"), check("weights"), check("loss", of="fsdp"), check("weights", False, of="fsdp")]
+    text = render.text(job(result=Result(timings=epochs, checks=checks)))
+    assert row_of(text, "ddp", "240").endswith("passed, error 2.0e-07")
+    assert row_of(text, "fsdp", "240").endswith("FAILED")
+    assert "steps=3, what=loss|weights  2 passed" in row_of(text, "equal_to_single", "ddp")
+    assert len(re.findall(r"equal_to_single +fsdp .*(FAILED|passed)", text)) == 2
 
 
 @pytest.mark.parametrize("state", [*State])
