@@ -10,6 +10,7 @@ The reference is one device with the plain model and the plain optimiser:
   gradients weighted by samples. What a data-parallel strategy must give, whatever the model.
 - `whole`: the batch unsplit, dropout off. What every strategy must give where a sample's output depends on that sample
   alone, and BatchNorm synchronised over ranks. For BatchNorm per device the distance from it is published.
+- `rounds`: with BatchNorm synchronised and gradients accumulated, the parts that all ranks compute at once, in turn.
 - `microbatches`: the parts that `pipeline` cuts a batch into, in turn, with one set of BatchNorm statistics.
 
 Rounding differs, and steps amplify it: the tolerances grow in proportion to the steps. A gradient is compared by the
@@ -42,8 +43,9 @@ from worker.parallel.shards import (
     split_batch,
     without_dropout,
 )
+from worker.parallel.tensor import pairs
 
-How = Literal["shards", "whole", "microbatches"]
+How = Literal["shards", "whole", "microbatches", "rounds"]
 PER_STEP = {
     "float32": {"loss": 1e-5, "gradient": 1e-4, "weights": 1e-4},
     "bfloat16": dict.fromkeys(("loss", "gradient", "weights"), 2e-2),
@@ -65,12 +67,14 @@ class Reference:
         self.feed = Feed(setting, 0)
         self.course = Course(setting)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, devices: int) -> dict[str, Any]:
         """What the model has that decides which reference a strategy must equal."""
         module = forms.plain(self.setting)
         return {
             "has_batch_norm": has_batch_norm(module),
             "has_dropout": has_dropout(module),
+            "layers": len(module) if isinstance(module, nn.Sequential) else 1,
+            "pairs": {str(k): len(list(pairs(module, k))) for k in {1, devices}},
             "parameters": sum(p.numel() for p in module.parameters()),
             "state_bytes": sum(value.nbytes for value in module.state_dict().values()),
         }
@@ -113,7 +117,7 @@ class Reference:
                 set_learning_rate(optimizer, setting.learning_rate(step, self.course))
                 optimizer.step()
         arrays |= {f"weights/{name}": _array(value) for name, value in module.state_dict().items()}
-        ranks = {"shards": streams, "whole": streams[:1], "microbatches": streams[:1]}[how]
+        ranks = streams if how == "shards" else streams[:1]
         for name, buffer in module.named_buffers():
             if buffer.is_floating_point() and f"weights/{name}" in arrays:
                 arrays[f"weights/{name}"] = np.mean([_array(stream.buffers[name]) for stream in ranks], axis=0)
@@ -127,10 +131,16 @@ class Reference:
         if how == "whole":
             return [(0, batch)]
         if how == "microbatches":
-            return [(0, part) for part in accumulated(batch, spec.microbatches)]
+            return [(0, part) for part in accumulated(batch, spec.microbatches, len(batch))]
         shards = split_batch(batch, setting.world_size)
+        largest = len(shards[0])
+        if how == "rounds":
+            cut = [accumulated(shard, spec.gradient_accumulation, largest) for shard in shards]
+            return [(0, torch.cat(parts)) for parts in zip(*cut, strict=True)]
         return [
-            (rank, part) for rank, shard in enumerate(shards) for part in accumulated(shard, spec.gradient_accumulation)
+            (rank, part)
+            for rank, shard in enumerate(shards)
+            for part in accumulated(shard, spec.gradient_accumulation, largest)
         ]
 
     def _forward_backward(self, module: nn.Module, part: Tensor, scale: float) -> float:

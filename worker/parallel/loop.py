@@ -37,7 +37,12 @@ _LOOK_STEPS = 25
 STRATEGIES: dict[str, tuple[str, str]] = {
     "single": ("worker.parallel.single", "Single"),
     "scratch": ("worker.parallel.scratch", "Scratch"),
+    "replicate": ("worker.parallel.replicate", "Replicate"),
     "ddp": ("worker.parallel.ddp", "Ddp"),
+    "fsdp": ("worker.parallel.fsdp", "Fsdp"),
+    "tensor": ("worker.parallel.tensor", "TensorParallel"),
+    "pipeline": ("worker.parallel.pipeline", "Pipeline"),
+    "parameter_server": ("worker.parallel.parameter_server", "ParameterServer"),
 }
 ONE_PROCESS = ("single", "scratch", "replicate")
 """Strategies that hold all their devices in one process."""
@@ -144,7 +149,10 @@ class Trainer:
             weights = {name: value.cpu().contiguous() for name, value in self.strategy.weights().items()}
             spread = self.strategy.spread()
             file = self.setting.file(f"{self.rank}.safetensors")
-            save_file(weights, file)
+            if self.rank == 0 or not self.strategy.tells_all:
+                save_file(weights, file)
+            else:
+                save_file({}, file)
             return {"file": str(file), "spread": spread, "names": list(weights)}
 
     def _has_diverged(self, shares: list[list[Share]]) -> bool:

@@ -15,14 +15,17 @@ from torchstone.training import Adam, AdamW, Sgd
 
 
 def make_optimizer(spec: Sgd | Adam | AdamW, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW with the spec's numbers; its learning rate is set step by step."""
+    """SGD, Adam or AdamW with the spec's numbers; its learning rate is set step by step.
+
+    Without any parameters (a pipeline's stage of activations only) it has one of its own that nobody uses.
+    """
     numbers = spec.model_dump(exclude={"name"})
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "sgd": torch.optim.SGD,
         "adam": torch.optim.Adam,
         "adamw": torch.optim.AdamW,
     }
-    return kinds[spec.name](parameters, **numbers)
+    return kinds[spec.name](list(parameters) or [nn.Parameter(torch.zeros(()))], **numbers)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -44,14 +44,13 @@ _BUSY_SHARE = 0.02
 _LOST_CONTACT = (
     "connection closed by peer",
     "connection reset",
-    "timed out waiting",
-    "timeout",
-    "broken pipe",
-    "socket",
-    "gloo",
-    "nccl",
     "connection refused",
+    "timed out waiting",
+    "broken pipe",
+    "remote process exited",
+    "recvvalue failed",
 )
+"""What gloo and NCCL say when another rank is gone."""
 
 
 class GangFailed(Exception):

@@ -3,7 +3,7 @@
     report(result, runs, single=runs[0])
 
 Every statistic recomputes from samples.npz: `STRATEGY/epoch` (seconds of each whole epoch), `STRATEGY/step` (seconds of
-each step on a full batch), `STRATEGY/marks` (steps, devices, 5: see `worker.parallel.clock`).
+each step on a full batch), `STRATEGY/marks` (steps, devices, 6: see `worker.parallel.clock`).
 """
 
 from __future__ import annotations
@@ -153,6 +153,8 @@ def _curves(result: Result, run: Run) -> None:
             Curve(name="step_loss", of=run.name, at=run.at, x_name="step", y_name="loss", x=steps, y=losses)
         )
         for rank in range(len(rows[0]) if rows else 0):
+            if not any(row[rank][1] for row in rows):
+                continue  # its losses are told by another rank
             y = [run.reduced([row[rank]]) if row[rank][1] else math.nan for row in rows]
             at = {**run.at, "rank": rank}
             result.curves.append(

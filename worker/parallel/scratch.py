@@ -47,7 +47,7 @@ def allreduce(data: list[Tensor]) -> None:
 class Scratch:
     """All devices of the job, in this process."""
 
-    replicated = True
+    tells_all = True
 
     def __init__(self, setting: Setting, feed: Feed) -> None:
         self.setting, self.feed = setting, feed

@@ -46,13 +46,13 @@ class Setting:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether torch.compile is asked for and this strategy takes it: threads and split layers do not."""
-        return self.spec.compile and self.strategy not in ("scratch", "replicate", "tensor", "pipeline")
+        """Whether torch.compile is asked for and this strategy takes it: threads and split models do not."""
+        return self.spec.compile and self.strategy not in ("scratch", "replicate", "fsdp", "tensor", "pipeline")
 
     @property
     def checks_without_dropout(self) -> bool:
         """Whether its first steps are compared with dropout off: no single device can draw the same masks."""
-        return self.strategy in ("tensor", "pipeline") or self.spec.batch_norm == "synchronized"
+        return self.strategy in ("replicate", "tensor", "pipeline") or self.spec.batch_norm == "synchronized"
 
     @property
     def base_learning_rate(self) -> float:

@@ -21,9 +21,12 @@ def split_batch(batch: Tensor, parts: int) -> list[Tensor]:
     return list(torch.tensor_split(batch, parts))
 
 
-def accumulated(shard: Tensor, parts: int) -> list[Tensor]:
-    """A share in `parts` for gradient accumulation, without empty ones; an empty share stays one part."""
-    return [part for part in split_batch(shard, parts) if len(part)] or [shard]
+def accumulated(shard: Tensor, parts: int, largest: int) -> list[Tensor]:
+    """A share in parts for gradient accumulation: as many on every rank, so that ranks that meet in each part meet.
+
+    `largest`: the samples of the largest share; only shares smaller than it may have empty parts.
+    """
+    return split_batch(shard, max(1, min(parts, largest)))
 
 
 class Stream(TorchDispatchMode):  # type: ignore[no-untyped-call]

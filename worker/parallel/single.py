@@ -11,6 +11,7 @@ batch: gradients then simply add up over ranks, whatever the shares' sizes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,21 +34,25 @@ Share = tuple[Tensor, int]
 class Single:
     """One rank of a data-parallel strategy; with a group of one, the whole of it."""
 
-    replicated = True
-    """Whether every rank holds all weights."""
+    splits_batch = True
+    """Whether each rank takes a share of the batch; else every rank takes part in all of it."""
+    tells_all = True
+    """Whether rank 0 can tell all weights."""
+    meets_in_forward = False
+    """Whether ranks wait for one another in the forward pass, so that all must run it equally often."""
 
     def __init__(self, setting: Setting, feed: Feed, rank: int = 0, group: Group | None = None) -> None:
         self.setting, self.feed, self.rank = setting, feed, rank
         self.group = group or Group()
         self.device = forms.device_of(setting, rank)
-        self.parts = setting.world_size
+        self.parts, self.part = (setting.world_size, rank) if self.splits_batch else (1, 0)
         self.clock = Clock(self.settle)
         self.bytes_sent = 0
         """So far, by this rank, for its gradients."""
         self.module = forms.trainable(setting, rank, self.group)
         if setting.is_compiled:
             forms.compile_in_place(self.module)
-        self.full_share = len(split_batch(torch.empty(setting.batch_size), self.parts)[rank])
+        self.full_share = len(split_batch(torch.empty(setting.batch_size), self.parts)[self.part])
         self.prepare()
         self.initial = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
         self.optimizer = make_optimizer(setting.spec.optimizer, self.module.parameters())
@@ -89,10 +94,11 @@ class Single:
     def forward_backward(self, batch: Tensor) -> Share:
         """Leave this rank's part of the batch's gradient in `.grad`; what the share's losses add up to."""
         self.optimizer.zero_grad()
-        shard = split_batch(batch, self.parts)[self.rank]
+        shards = split_batch(batch, self.parts)
+        shard = shards[self.part]
         scale = 1 / len(batch) if self.setting.spec.loss_reduction == "mean" else 1.0
         total = torch.zeros((), device=self.device)
-        parts = accumulated(shard, self.setting.spec.gradient_accumulation)
+        parts = accumulated(shard, self.setting.spec.gradient_accumulation, len(shards[0]))
         for number, part in enumerate(parts):
             x, y = self.feed.train(part)
             if number == 0:
@@ -141,23 +147,19 @@ class Single:
         kept = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         self.group.mean_of_buffers(self.module)
         self.module.eval()
-        shard = split_batch(torch.arange(self.feed.test_samples), self.parts)[self.rank]
+        shards = split_batch(torch.arange(self.feed.test_samples), self.parts)
+        at_once = max(1, self.setting.spec.eval_batch_size // self.parts)
         right = 0
         with forms.eager_here(self.setting.is_compiled):
-            for indices in torch.split(shard, max(1, self.setting.spec.eval_batch_size // self.parts)):
-                if len(indices):
+            for indices in split_batch(shards[self.part], math.ceil(len(shards[0]) / at_once)):
+                if len(indices) or self.meets_in_forward:
                     x, y = self.feed.test(indices)
                     with forms.precision(self.setting):
-                        right += int((self.predict(x).argmax(1) == y).sum())
+                        right += int((self.module(x).argmax(1) == y).sum())
         self.module.train()
         for name, buffer in self.module.named_buffers():
             buffer.copy_(kept[name])
-        return right, len(shard)
-
-    def predict(self, x: Tensor) -> Tensor:
-        """The output in evaluation."""
-        output: Tensor = self.module(x)
-        return output
+        return right, len(shards[self.part])
 
     @torch.no_grad()
     def weights(self) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from torchstone.errors import InvalidModel, JobError, OutOfMemory, WorkloadError
 from torchstone.results import Check, Code, Figure, Result, Skipped
@@ -101,7 +102,7 @@ class Experiment:
         first = self.runs[0].setting
         self.reference = self._gang("reference", first, lambda rank, life: Reference(first), one=True)
         try:
-            (self.facts,) = self.reference.ask("facts")
+            (self.facts,) = self.reference.ask("facts", {"devices": len(self.bench.devices)})
         except GangFailed as failure:
             raise _as_job_error(failure) from None
         self.host = {"name": self.bench.host, **host_facts(self.bench.cores), "seed": self.spec.seed}
@@ -181,15 +182,16 @@ class Experiment:
         """(which, whether it decides, in words) of the references that a strategy is compared with."""
         has_batch_norm, has_dropout = self.facts["has_batch_norm"], self.facts["has_dropout"]
         whole: tuple[How, bool, str] = ("whole", True, "one device, the whole batch at once, dropout off")
+        rounds: tuple[How, bool, str] = ("rounds", True, "one device, what all compute at once in turn, dropout off")
         if setting.strategy == "single" and self.spec.gradient_accumulation == 1:
             return [("shards", True, "the plain model, uncompiled, with the plain optimiser")]
-        if setting.strategy == "tensor":
+        if setting.strategy in ("tensor", "replicate"):
             return [whole]
         if setting.strategy == "pipeline":
             parts: tuple[How, bool, str] = ("microbatches", True, "one device, the microbatches in turn, dropout off")
             return [parts, ("whole", False, "")] if has_batch_norm else [whole]
-        if has_batch_norm and self.spec.batch_norm == "synchronized" and self.spec.gradient_accumulation == 1:
-            return [whole]
+        if has_batch_norm and self.spec.batch_norm == "synchronized" and setting.world_size > 1:
+            return [whole] if self.spec.gradient_accumulation == 1 else [rounds]
         shards: tuple[How, bool, str] = (
             "shards",
             True,
@@ -242,7 +244,7 @@ class Experiment:
             samples=told[0]["samples"],
             steps=steps,
             losses=[[_number(share) for answer in told for share in answer["shares"][step]] for step in range(steps)],
-            marks=np.concatenate([np.array(m).reshape(1, -1, 5) for answer in told for m in answer["marks"]]).swapaxes(
+            marks=np.concatenate([np.array(m).reshape(1, -1, 6) for answer in told for m in answer["marks"]]).swapaxes(
                 0, 1
             ),
             learning_rate=told[0]["learning_rate"],
@@ -272,7 +274,7 @@ class Experiment:
                 continue
             run.checks.append(_replicas_row(run, told[0]["spread"], sum(epoch.steps for epoch in run.epochs)))
             file = self.bench.file(f"{run.name}.safetensors")
-            Path(told[0]["file"]).rename(file)
+            _merge([Path(answer["file"]) for answer in told], file)
             self.bench.keep(file, BINARY)
 
     def _export_all(self) -> None:
@@ -351,6 +353,15 @@ class Experiment:
         done = sum(self.steps_told.values())
         total = sum(run.course.total_steps for run in self.runs)
         self.bench.progress(done, total, "steps", None, message)
+
+
+def _merge(files: list[Path], into: Path) -> None:
+    """One file with every weight that the ranks wrote, as the lowest rank that has it wrote it."""
+    weights: dict[str, Any] = {}
+    for file in files:
+        weights = {**load_file(file), **weights}
+        file.unlink()
+    save_file(weights, into)
 
 
 def _replicas_row(run: Run, spread: float | None, steps: int) -> Check:
