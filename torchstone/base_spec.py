@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 
 from torchstone.strict import Strict
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # PostgreSQL takes no NUL, and a table no line break
 _LABEL_KEY = re.compile(r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?$")
 
 
@@ -48,6 +49,13 @@ class BaseSpec(Strict):
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int | None = Field(None, ge=1, le=1024, description="null = the cores of the leased devices")
 
+    @field_validator("name")
+    @classmethod
+    def _name_is_one_line(cls, name: str | None) -> str | None:
+        if name is not None and _CONTROL.search(name):
+            raise ValueError("must be one line without control characters")
+        return name
+
     @field_validator("labels")
     @classmethod
     def _labels_are_short_words(cls, labels: dict[str, str]) -> dict[str, str]:
@@ -56,4 +64,6 @@ class BaseSpec(Strict):
                 raise ValueError(f"label key {key[:80]!r}: 1 to 63 letters, digits and ._/- are allowed")
             if len(value) > 200:
                 raise ValueError(f"label {key!r}: the value is over 200 characters")
+            if _CONTROL.search(value):
+                raise ValueError(f"label {key!r}: the value must be one line without control characters")
         return labels

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchstone.columns import aligned
-from torchstone.figure_table import figure_table
-from torchstone.figure_table import point as _point
 from torchstone.quantities import Scale, error, measure, number, quantity, scale
 from torchstone.tidy import csv
 
@@ -22,6 +20,7 @@ __all__ = ["csv", "text"]
 
 Json = Mapping[str, Any]
 _MOST_ROWS = 40
+_MOST_COLUMNS = 10
 
 
 def text(job: Json) -> str:
@@ -32,7 +31,7 @@ def text(job: Json) -> str:
         *_timings(result),
         _comparisons(result),
         _checks(result),
-        figure_table(result.get("figures") or []),
+        _figures(result),
         _curves(result),
         _spans(result),
         *_tables(result),
@@ -150,7 +149,7 @@ def _speedup(comparison: Json | None, is_baseline: bool) -> list[str]:
 
 
 def _check_of(row: Json, result: Json) -> str:
-    """What was proven of a timed contestant: at this very point or, where nothing was, at any that agrees with it."""
+    """What was proven of a timed contestant: at this very point or, where nothing was, wherever it agrees with it."""
     checks = result.get("checks") or []
     about = [check for check in checks if _is_about(check, row)] or [check for check in checks if _agrees(check, row)]
     if not about:
@@ -159,7 +158,7 @@ def _check_of(row: Json, result: Json) -> str:
         return "FAILED"
     if all(check.get("bitwise") for check in about):
         return "equal bit by bit"
-    return f"passed, error {error(_worst(about, 'max_abs_error') or 0.0)}"
+    return f"passed, error {error(_worst(about, 'max_abs_error'))}"
 
 
 def _comparisons(result: Json) -> list[str]:
@@ -177,38 +176,34 @@ def _comparisons(result: Json) -> list[str]:
 
 
 def _checks(result: Json) -> list[str]:
-    """Those that failed, and those about no row above; passed ones of the same kind share a line."""
+    """Those that failed, and those about no row above; of the passed ones one line for all points of a kind."""
     timings = result.get("timings") or []
     groups: dict[tuple[Any, ...], list[Json]] = {}
     for index, check in enumerate(result.get("checks") or []):
-        if not check["passed"] or not any(_is_about(check, row) for row in timings):
-            kind = (check["name"], check["of"], check["against"], check.get("detail"))
-            groups.setdefault(kind if check["passed"] else (index,), []).append(check)
+        if check["passed"] and any(_is_about(check, row) for row in timings):
+            continue
+        own = None if check["passed"] else index
+        kind = (check["name"], check["of"], check["against"], own, check.get("detail"))
+        groups.setdefault(kind, []).append(check)
     rows = [
         [
-            group[0]["name"],
-            group[0]["of"],
-            group[0]["against"],
-            _points_of(group),
-            "FAILED" if not group[0]["passed"] else f"{len(group)} passed" if len(group) > 1 else "passed",
-            error(_worst(group, "max_abs_error")),
-            error(_worst(group, "max_rel_error")),
-            f"{error(_worst(group, 'rtol'))} / {error(_worst(group, 'atol'))}",
-            str(sum(check.get("nan_count") or 0 for check in group) or ""),
-            group[0].get("detail") or "",
+            *(str(word) for word in group[:3]),
+            _points_of(checks),
+            "passed" if checks[0]["passed"] else "FAILED",
+            error(_worst(checks, "max_abs_error")),
+            error(_worst(checks, "max_rel_error")),
+            f"{error(_worst(checks, 'rtol'))} / {error(_worst(checks, 'atol'))}",
+            str(_worst(checks, "nan_count") or ""),
+            checks[0].get("detail") or "",
         ]
-        for group in groups.values()
+        for group, checks in groups.items()
     ]
     header = ["name", "of", "against", "at", "", "abs error", "rel error", "rtol / atol", "NaNs", "detail"]
     return _section("checks", header, rows)
 
 
-def _worst(checks: Sequence[Json], what: str) -> float | None:
-    return max((check[what] for check in checks if check.get(what) is not None), default=None)
-
-
 def _points_of(checks: Sequence[Json]) -> str:
-    """Every value of every key of `at`, e.g. "steps=1|3, what=loss|weights"."""
+    """Every value of every key of `at`, e.g. "steps=3, what=loss|gradient|weights"."""
     values: dict[str, dict[str, None]] = {}
     for check in checks:
         for key, value in (check.get("at") or {}).items():
@@ -216,7 +211,44 @@ def _points_of(checks: Sequence[Json]) -> str:
     return ", ".join(f"{key}={'|'.join(found)}" for key, found in values.items())
 
 
+def _worst(checks: Sequence[Json], field: str) -> float | None:
+    return max((check[field] for check in checks if check.get(field) is not None), default=None)
+
+
 # -- the other sections -----------------------------------------------------------------------------------------
+
+
+def _figures(result: Json) -> list[str]:
+    """A row for every name and point, a column for every contestant; a row for every figure where those are many."""
+    figures = result.get("figures") or []
+    columns = list(dict.fromkeys(row["of"] for row in figures))
+    found: dict[tuple[str, str], dict[str, Json]] = {}
+    for row in figures:
+        found.setdefault((row["name"], _point(row)), {})[row["of"]] = row
+    if len(columns) > _MOST_COLUMNS or sum(map(len, found.values())) < len(figures):
+        rows = [[row["name"], row["of"], _point(row), _figure(row), row.get("reason") or ""] for row in figures]
+        return _section("figures", ["name", "of", "at", "value", "note"], rows)
+    names = list(dict.fromkeys(row["name"] for row in figures))
+    rows = []
+    for (name, point), by_column in sorted(found.items(), key=lambda cell: names.index(cell[0][0])):
+        notes = [f"{of}: {row['reason']}" for of, row in by_column.items() if row.get("reason")]
+        rows.append([name, point, *(_figure(by_column.get(column)) for column in columns), "; ".join(notes)])
+        if any(row.get("ci95") for row in by_column.values()):
+            rows.append(["  95 % interval", "", *(_interval(by_column.get(column)) for column in columns)])
+    return _section("figures", ["name", "at", *columns, "note"], rows)
+
+
+def _figure(row: Json | None) -> str:
+    return "" if row is None else quantity(row.get("value"), row["unit"])
+
+
+def _interval(row: Json | None) -> str:
+    """The figure's own `ci95`, in the figure's unit."""
+    ends = (row or {}).get("ci95")
+    if row is None or not ends or None in ends:
+        return ""
+    unit = scale([row.get("value")], row["unit"])
+    return " .. ".join(number(end * unit.factor) for end in ends)
 
 
 def _curves(result: Json) -> list[str]:
@@ -289,6 +321,10 @@ def _at(row: Json, key: str) -> str:
     return "" if value is None else str(value)
 
 
+def _point(row: Json) -> str:
+    return ", ".join(f"{key}={value}" for key, value in (row.get("at") or {}).items())
+
+
 def _same(comparison: Json, row: Json) -> bool:
     return bool(comparison["of"] == row["of"] and _same_place(comparison, row))
 
@@ -306,6 +342,7 @@ def _is_about(check: Json, row: Json) -> bool:
 
 
 def _agrees(check: Json, row: Json) -> bool:
+    """Whether nothing that both points tell differs: a check after some steps, for one that was timed over all."""
     at = row.get("at") or {}
     return bool(
         check["of"] == row["of"] and all(at.get(key, value) == value for key, value in (check.get("at") or {}).items())

@@ -77,52 +77,6 @@ def test_a_second_baseline_is_not_lost() -> None:
     assert "trace" in row_of(render.text(job(result=result)), "latency", "script")
 
 
-def test_figures_of_several_contestants_stand_side_by_side() -> None:
-    def figure(name: str, of: str, value: float | None, unit: str = "1", **more: object) -> Figure:
-        return Figure.model_validate({"name": name, "of": of, "value": value, "unit": unit, **more})
-
-    figures = [
-        figure("parameters", "model", 50826),
-        figure("peak_bytes", "single", 2_000_000, "B", at={"rank": 0}),
-        figure("test_accuracy", "single", 0.8375),
-        figure("peak_bytes", "ddp", 3_000_000, "B", at={"rank": 0}),
-        figure("peak_bytes", "ddp", 4_000_000, "B", at={"rank": 1}),
-        figure("test_accuracy", "ddp", 0.8375),
-        figure("scaling_efficiency", "ddp", 0.95, ci95=[0.934, 0.9621]),
-        figure("scaling_efficiency", "fsdp", None, reason="it was not proven equal"),
-    ]
-    text = render.text(job(result=Result(figures=figures)))
-    lines = text[text.index("figures\n") :].splitlines()
-    assert [" ".join(line.split()) for line in lines if "---" not in line] == [
-        "figures",
-        "at unit single ddp",  # fsdp has no value at all, only a reason
-        "peak_bytes rank=0 MB 2 3",
-        "peak_bytes rank=1 MB - 4",
-        "test_accuracy 0.8375 0.8375",
-        "scaling_efficiency - 0.9500",
-        "95 % interval - 0.934 .. 0.962",
-        "scaling_efficiency of fsdp: it was not proven equal",
-        "",
-        "name of value",
-        "parameters model 50826",
-    ] + [" ".join(line.split()) for line in lines[lines.index("  parameters  model  50826") + 1 :]]
-
-
-def test_passed_checks_of_one_kind_share_a_line_and_mark_the_timing() -> None:
-    def check(what: str, passed: bool = True, of: str = "ddp") -> Check:
-        at = {"steps": 3, "what": what}
-        given = {"max_abs_error": 2e-7, "rtol": 1e-3, "atol": 1e-6}
-        return Check(name="equal_to_single", of=of, against="single", at=at, passed=passed, **given)
-
-    epochs = [timing(of, 1.0).model_copy(update={"name": "epoch", "at": {}}) for of in ("ddp", "fsdp", "single")]
-    checks = [check("loss"), check("weights"), check("loss", of="fsdp"), check("weights", False, of="fsdp")]
-    text = render.text(job(result=Result(timings=epochs, checks=checks)))
-    assert row_of(text, "ddp", "240").endswith("passed, error 2.0e-07")
-    assert row_of(text, "fsdp", "240").endswith("FAILED")
-    assert "steps=3, what=loss|weights  2 passed" in row_of(text, "equal_to_single", "ddp")
-    assert len(re.findall(r"equal_to_single +fsdp .*(FAILED|passed)", text)) == 2
-
-
 @pytest.mark.parametrize("state", [*State])
 def test_every_state_can_be_shown(state: State) -> None:
     assert state.value in render.text(job(state.value))
@@ -134,6 +88,73 @@ def test_every_state_can_be_shown(state: State) -> None:
         "value",
         "unit",
     ]
+
+
+def test_figures_stand_side_by_side_while_there_are_few_contestants() -> None:
+    def result(contestants: int) -> Result:
+        names = [f"way{i}" for i in range(contestants)]
+        return Result(
+            figures=[
+                *(Figure(name="throughput", of=of, at={"batch_size": 1}, value=100.5, unit="1") for of in names),
+                Figure(name="break_even_calls", of="way0", value=None, unit="calls", reason="it is not faster"),
+            ]
+        )
+
+    few = render.text(job(result=result(2)))
+    assert row_of(few, "throughput", "batch_size=1", "100.5", "100.5")
+    assert row_of(few, "break_even_calls").endswith("way0: it is not faster")
+    many = render.text(job(result=result(12)))
+    assert row_of(many, "throughput", "way11", "batch_size=1", "100.5")
+
+
+def test_checks_that_passed_at_many_points_are_one_line_and_each_failure_is_its_own() -> None:
+    def check(inputs: str, passed: bool, max_abs_error: float) -> Check:
+        return Check(
+            name="generalises",
+            of="script",
+            against="eager",
+            at={"inputs": inputs},
+            passed=passed,
+            max_abs_error=max_abs_error,
+        )
+
+    checks = [check("a", True, 1e-7), check("b", True, 1e-6), check("c", False, 0.5), check("d", False, 0.6)]
+    text = render.text(job(result=Result(checks=checks)))
+    assert re.search(r"inputs=a\|b +passed +1\.0e-06", text)
+    assert re.search(r"inputs=c +FAILED +5\.0e-01", text)
+    assert re.search(r"inputs=d +FAILED +6\.0e-01", text)
+
+
+def test_a_figure_shows_its_interval_below_and_rows_of_one_name_stand_together() -> None:
+    figures = [
+        Figure(name="peak_bytes", of="single", at={"rank": 0}, value=2e6, unit="B"),
+        Figure(name="scaling_efficiency", of="ddp", value=0.95, unit="1", ci95=[0.934, 0.9621]),
+        Figure(name="peak_bytes", of="ddp", at={"rank": 0}, value=3e6, unit="B"),
+        Figure(name="peak_bytes", of="ddp", at={"rank": 1}, value=4e6, unit="B"),
+    ]
+    text = render.text(job(result=Result(figures=figures)))
+    lines = [" ".join(line.split()) for line in text[text.index("figures\n") :].splitlines()]
+    assert lines[3:7] == [
+        "peak_bytes rank=0 2 MB 3 MB",
+        "peak_bytes rank=1 4 MB",
+        "scaling_efficiency 0.9500",
+        "95 % interval 0.9340 .. 0.9621",
+    ]
+
+
+def test_passed_checks_of_one_kind_mark_the_timing_that_they_agree_with() -> None:
+    def check(what: str, passed: bool = True, of: str = "ddp") -> Check:
+        at = {"steps": 3, "what": what}
+        given = {"max_abs_error": 2e-7, "rtol": 1e-3, "atol": 1e-6}
+        return Check(name="equal_to_single", of=of, against="single", at=at, passed=passed, **given)
+
+    epochs = [timing(of, 1.0).model_copy(update={"name": "epoch", "at": {}}) for of in ("ddp", "fsdp", "single")]
+    checks = [check("loss"), check("weights"), check("loss", of="fsdp"), check("weights", False, of="fsdp")]
+    text = render.text(job(result=Result(timings=epochs, checks=checks)))
+    assert row_of(text, "ddp", "240").endswith("passed, error 2.0e-07")
+    assert row_of(text, "fsdp", "240").endswith("FAILED")
+    assert "steps=3, what=loss|weights  passed" in row_of(text, "equal_to_single", "ddp")
+    assert len(re.findall(r"equal_to_single +fsdp .*(FAILED|passed)", text)) == 2
 
 
 def test_a_failed_job_says_why_and_shows_what_was_measured() -> None:
