@@ -48,10 +48,8 @@ class PresetModel(Strict):
         description="Initial weights: torch's default, all zeros, or N(0, 0.01) with zero biases. "
         "Unless given: default for mlp and transformer, normal for lenet and resnet18, as the chapter has them.",
     )
-    input_shape: list[Size] | None = Field(
+    input_shape: Annotated[tuple[Size, ...], Field(strict=False, min_length=1, max_length=8)] | None = Field(
         None,
-        min_length=1,
-        max_length=8,
         description="Of one sample: without the batch. null = the preset's own: 512 numbers for mlp, else 1x28x28.",
     )
     classes: int | None = Field(
@@ -80,7 +78,7 @@ class PresetModel(Strict):
     @property
     def shape(self) -> Shape:
         """`input_shape` with the preset's own filled in."""
-        return PRESET_SHAPES[self.preset][0] if self.input_shape is None else tuple(self.input_shape)
+        return PRESET_SHAPES[self.preset][0] if self.input_shape is None else self.input_shape
 
     @property
     def outputs(self) -> int:

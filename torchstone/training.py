@@ -198,7 +198,19 @@ class TrainSpec(BaseSpec):
         """The model to build and train: a preset has the data's shape and classes filled in."""
         if isinstance(self.model, LayersModel):
             return self.model
-        return self.model.model_copy(update={"input_shape": list(self.input_shape), "classes": self.dataset.classes})
+        return self.model.model_copy(update={"input_shape": self.input_shape, "classes": self.dataset.classes})
+
+    @property
+    def data_bytes(self) -> int:
+        """What the whole data set takes in memory, held once."""
+        return 4 * math.prod(self.input_shape) * (self.dataset.samples + self.dataset.test_samples)
+
+    @property
+    def largest_share(self) -> int:
+        """The samples of a full batch whose activations one device holds at once, in the strategy that holds most."""
+        parts = {Strategy.single: 1, Strategy.pipeline: self.microbatches}
+        fewest = min(parts.get(strategy, self.devices.count) for strategy in self.strategies)
+        return max(1, min(self.batch_size, self.dataset.samples) // (fewest * self.gradient_accumulation))
 
     def lr_factor(self, devices: int) -> float:
         """What lr is multiplied by on so many devices, as lr_scaling says."""
@@ -232,8 +244,8 @@ class TrainSpec(BaseSpec):
 
     def _preset_fits(self, model: PresetModel) -> None:
         shape, classes = self.input_shape, self.dataset.classes
-        if model.input_shape is not None and tuple(model.input_shape) != shape:
-            detail = f"is {model.input_shape}, but a sample of the data is {list(shape)}"
+        if model.input_shape is not None and model.input_shape != shape:
+            detail = f"is {list(model.input_shape)}, but a sample of the data is {list(shape)}"
             raise refusal([(("model", "input_shape"), detail)])
         if model.classes is not None and model.classes != classes:
             raise refusal([(("model", "classes"), f"is {model.classes}, but the data have {classes} classes")])
