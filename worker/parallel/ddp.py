@@ -9,6 +9,7 @@ with an empty tensor, so that nobody waits for it.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -26,6 +27,8 @@ class Ddp(Single):
     """One rank of it."""
 
     def prepare(self) -> None:
+        # Of 1x1 convolutions, whose two layouts are the same numbers in the same order.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
         unused = self._has_unused_parameters()
         self.wrapped = torch.nn.parallel.DistributedDataParallel(
             self.module,

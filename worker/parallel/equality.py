@@ -1,51 +1,25 @@
-"""Equal, before fast: the reference that every strategy must equal in its first steps, and how close is equal.
+"""How close is equal: what a strategy's first steps gave, compared in numpy with what the reference's gave.
 
-    reference = Reference(setting)                     # in a process of its own, on the first device
-    reference.run("reference.npz", steps=3, how="shards")
-    compare(Path("ddp.0.check.npz"), Path("reference.npz"), ...)       # loss, gradient and weights, in numpy
+    of, against = Found.read(losses, files), Found.read(reference_losses, [reference_file])
+    compare(of, against, steps=3, dtype="float32", adaptive=False)["weights"]["passed"]
 
-The reference is one device with the plain model and the plain optimiser:
-
-- `shards`: the k shares of each batch in turn, each with its rank's random stream and its rank's BatchNorm statistics,
-  gradients weighted by samples. What a data-parallel strategy must give, whatever the model.
-- `whole`: the batch unsplit, dropout off. What every strategy must give where a sample's output depends on that sample
-  alone, and BatchNorm synchronised over ranks. For BatchNorm per device the distance from it is published.
-- `rounds`: with BatchNorm synchronised and gradients accumulated, the parts that all ranks compute at once, in turn.
-- `microbatches`: the parts that `pipeline` cuts a batch into, in turn, with one set of BatchNorm statistics.
-
-Rounding differs, and steps amplify it: the tolerances grow in proportion to the steps. A gradient is compared by the
-norm of the difference over the norm; weights by the difference over how far they have moved; both also pass where they
-are close element by element (a gradient of nothing but rounding has no direction).
+Rounding differs, and steps amplify it: the tolerances grow in proportion to the steps. Every tensor must agree by
+itself: a gradient by the norm of the difference over the norm, weights by the difference over how far they have moved.
+What is rounding beside the largest number of all has no direction to compare, and passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from torchstone.results import Check
-from worker.parallel import forms
-from worker.parallel.feed import Feed
-from worker.parallel.optimizers import make_optimizer, set_learning_rate
-from worker.parallel.setting import Course, Setting, stream_seed
-from worker.parallel.shards import (
-    accumulated,
-    has_batch_norm,
-    has_dropout,
-    split_batch,
-    without_dropout,
-)
-from worker.parallel.tensor import pairs
 
-How = Literal["shards", "whole", "microbatches", "rounds"]
 PER_STEP = {
     "float32": {"loss": 1e-5, "gradient": 1e-4, "weights": 1e-4},
     "bfloat16": dict.fromkeys(("loss", "gradient", "weights"), 2e-2),
@@ -56,121 +30,6 @@ _NEGLIGIBLE = 1e-2
 _NO_DIRECTION = 1e-5
 """Of the whole gradient's norm: below it a tensor's gradient is rounding, which Adam blows up to full steps."""
 Arrays = dict[str, NDArray[Any]]
-
-
-class Reference:
-    """One device that computes what several are to give."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        Feed.write(setting)
-        self.feed = Feed(setting, 0)
-        self.course = Course(setting)
-
-    def facts(self, devices: int) -> dict[str, Any]:
-        """What the model has that decides which reference a strategy must equal."""
-        module = forms.plain(self.setting)
-        return {
-            "has_batch_norm": has_batch_norm(module),
-            "has_dropout": has_dropout(module),
-            "layers": len(module) if isinstance(module, nn.Sequential) else 1,
-            "pairs": {str(k): len(list(pairs(module, k))) for k in {1, devices}},
-            "parameters": sum(p.numel() for p in module.parameters()),
-            "state_bytes": sum(value.nbytes for value in module.state_dict().values()),
-        }
-
-    def test_file(self, file: str) -> list[int]:
-        """Write the test set for those who load exported models; its labels."""
-        torch.save((self.feed.x_test.cpu(),), file)
-        labels: list[int] = self.feed.y_test.tolist()
-        return labels
-
-    def run(
-        self, file: str, steps: int, how: How, dropout: bool, devices: int, batch_size: int
-    ) -> list[tuple[float, int]]:
-        """Train the first steps as so many devices would; write what they gave to `file`.
-
-        Returns the summed loss and the samples of each step.
-        """
-        one = self.setting.devices[0]
-        self.setting = setting = replace(self.setting, devices=(one,) * devices, batch_size=batch_size)
-        self.feed.setting, self.course, spec = setting, Course(setting), setting.spec
-        module = forms.plain(setting)
-        optimizer = make_optimizer(spec.optimizer, module.parameters())
-        arrays = {f"initial/{name}": _array(value) for name, value in module.state_dict().items()}
-        streams = [_Stream(module, stream_seed(spec.seed, rank)) for rank in range(setting.world_size)]
-        losses = []
-        with without_dropout([module], not dropout):
-            for step, batch in enumerate(self.feed.first_batches(steps, self.course)):
-                optimizer.zero_grad()
-                scale = 1 / len(batch) if spec.loss_reduction == "mean" else 1.0
-                total = 0.0
-                for rank, part in self._parts(batch, how):
-                    with streams[rank]:
-                        total += self._forward_backward(module, part, scale)
-                losses.append((total, len(batch)))
-                arrays |= {
-                    f"gradient/{step}/{name}": _array(p.grad)
-                    for name, p in module.named_parameters()
-                    if p.grad is not None
-                }
-                set_learning_rate(optimizer, setting.learning_rate(step, self.course))
-                optimizer.step()
-        arrays |= {f"weights/{name}": _array(value) for name, value in module.state_dict().items()}
-        ranks = streams if how == "shards" else streams[:1]
-        for name, buffer in module.named_buffers():
-            if buffer.is_floating_point() and f"weights/{name}" in arrays:
-                arrays[f"weights/{name}"] = np.mean([_array(stream.buffers[name]) for stream in ranks], axis=0)
-        everything: dict[str, Any] = arrays
-        np.savez(file, **everything)
-        return losses
-
-    def _parts(self, batch: Tensor, how: How) -> Iterable[tuple[int, Tensor]]:
-        """(rank, indices) of what is computed in turn."""
-        spec, setting = self.setting.spec, self.setting
-        if how == "whole":
-            return [(0, batch)]
-        if how == "microbatches":
-            return [(0, part) for part in accumulated(batch, spec.microbatches, len(batch))]
-        shards = split_batch(batch, setting.world_size)
-        largest = len(shards[0])
-        if how == "rounds":
-            cut = [accumulated(shard, spec.gradient_accumulation, largest) for shard in shards]
-            return [(0, torch.cat(parts)) for parts in zip(*cut, strict=True)]
-        return [
-            (rank, part)
-            for rank, shard in enumerate(shards)
-            for part in accumulated(shard, spec.gradient_accumulation, largest)
-        ]
-
-    def _forward_backward(self, module: nn.Module, part: Tensor, scale: float) -> float:
-        if len(part) == 0:
-            return 0.0
-        x, y = self.feed.train(part)
-        with forms.precision(self.setting):
-            output = module(x)
-        loss = nn.functional.cross_entropy(output.float(), y, reduction="sum")
-        (loss * scale).backward()  # type: ignore[no-untyped-call]
-        return float(loss.detach())
-
-
-class _Stream(AbstractContextManager["_Stream"]):
-    """A rank's random numbers and BatchNorm statistics: put into the model on the way in, kept on the way out."""
-
-    def __init__(self, module: nn.Module, seed: int) -> None:
-        self.module = module
-        self.state = torch.Generator().manual_seed(seed).get_state()
-        self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-
-    def __enter__(self) -> _Stream:
-        torch.default_generator.set_state(self.state)
-        for name, buffer in self.module.named_buffers():
-            buffer.copy_(self.buffers[name])
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.state = torch.default_generator.get_state()
-        self.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
 
 @dataclass(frozen=True)
@@ -205,8 +64,7 @@ def compare(of: Found, against: Found, steps: int, dtype: str, adaptive: bool) -
     loss = _closeness({"": np.array(of.losses)}, {"": np.array(against.losses)}, None, tolerances["loss"])
     worst: dict[str, Any] | None = None
     for step in range(steps):
-        ours, theirs = of.part(f"gradient/{step}/"), against.part(f"gradient/{step}/")
-        found = _closeness(ours, theirs, None, tolerances["gradient"])
+        found = closeness_of_gradients(of, against, step, tolerances["gradient"])
         if worst is None or (worst["passed"], -(worst["norm_rel_error"] or 0)) > (
             found["passed"],
             -(found["norm_rel_error"] or 0),
@@ -222,6 +80,11 @@ def compare(of: Found, against: Found, steps: int, dtype: str, adaptive: bool) -
             f"{weights['detail'] or ''} left out, their gradient is rounding: {', '.join(sorted(idle)[:5])}"
         )
     return {"loss": loss, "gradient": worst, "weights": weights}
+
+
+def closeness_of_gradients(of: Found, against: Found, step: int, tolerance: float) -> dict[str, Any]:
+    """Whether the gradients of one step are equal within `tolerance`."""
+    return _closeness(of.part(f"gradient/{step}/"), against.part(f"gradient/{step}/"), None, tolerance)
 
 
 def _without_direction(of: Found, steps: int) -> frozenset[str]:
@@ -307,10 +170,3 @@ def check_rows(
         said = f"{detail}; {fields['detail']}" if fields.get("detail") else detail
         rows.append(Check(name=name, of=of, against=against, at={**at, "what": what}, **{**fields, "detail": said}))
     return rows
-
-
-def _array(tensor: Tensor | None) -> NDArray[Any]:
-    assert tensor is not None
-    tensor = tensor.detach().cpu()
-    array: NDArray[Any] = tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
-    return array.copy()

@@ -36,9 +36,9 @@ def trainable(setting: Setting, rank: int, group: Group) -> nn.Module:
     spec = setting.spec
     if spec.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if not setting.is_cuda and spec.dtype == "float32":
+    if not setting.is_cuda and spec.dtype == "float32" and setting.strategy not in ("fsdp", "tensor"):
         _replace(module, nn.Conv2d, _patch_convolution)
-    if spec.batch_norm == "synchronized" and group.world_size > 1:
+    if spec.batch_norm == "synchronized" and group.world_size > 1 and setting.splits_batch:
         _replace(module, nn.modules.batchnorm._BatchNorm, lambda part: SynchronizedBatchNorm(part, group))
     return module
 

@@ -26,7 +26,6 @@ from worker.parallel.single import Share, Single
 class Pipeline(Single):
     """One rank: one stage."""
 
-    splits_batch = False
     tells_all = False
 
     def prepare(self) -> None:
@@ -44,7 +43,7 @@ class Pipeline(Single):
     def step(self, batch: Tensor, learning_rate: float) -> Share:
         spec = self.setting.spec
         self.clock.begin()
-        self.optimizer.zero_grad()
+        self.module.zero_grad()
         scale = 1 / len(batch) if spec.loss_reduction == "mean" else 1.0
         parts = accumulated(batch, spec.microbatches, len(batch))
         samples = [self.feed.train(part) for part in parts] if self.first or self.last else []

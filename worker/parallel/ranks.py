@@ -39,8 +39,10 @@ BEAT_S = 0.25
 _GRACE_S = 2.0
 """How long after a first failure the others may still say what they know: the first to fail is often innocent."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_BUSY_SHARE = 0.02
+_BUSY_SHARE = 0.05
 """Of a core: the thread of life takes far less, anything that computes far more."""
+_BUSY_WINDOW_S = 1.0
+"""The kernel counts CPU time in ticks of 10 ms: over less, one tick would look like work."""
 _LOST_CONTACT = (
     "connection closed by peer",
     "connection reset",
@@ -124,12 +126,12 @@ class Member:
 
     def look(self, now_s: float) -> None:
         """See whether it used its CPU."""
+        if now_s - self.looked_s < _BUSY_WINDOW_S:
+            return
         cpu_s = cpu_time_s(self.contestant.pid)
         if cpu_s - self.cpu_s > _BUSY_SHARE * (now_s - self.looked_s):
             self.alive_s = now_s
-            self.cpu_s, self.looked_s = cpu_s, now_s
-        elif now_s - self.looked_s >= 2:
-            self.cpu_s, self.looked_s = cpu_s, now_s
+        self.cpu_s, self.looked_s = cpu_s, now_s
 
 
 @dataclass

@@ -15,8 +15,6 @@ from worker.parallel.single import Single
 class Replicate(Single):
     """All GPUs of the job, in this process."""
 
-    splits_batch = False
-
     def prepare(self) -> None:
         self.wrapped = torch.nn.DataParallel(self.module, device_ids=list(range(self.setting.world_size)))
 

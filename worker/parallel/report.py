@@ -50,6 +50,7 @@ class Run:
     setting: Setting
     at: dict[str, Any] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
+    distances: list[Figure] = field(default_factory=list)
     start_s: float | None = None
     first_step_s: float | None = None
     bytes_per_step: int | None = None
@@ -108,6 +109,7 @@ def report(result: Result, runs: list[Run], samples_file: Path) -> None:
     for run in runs:
         key = run.setting.key
         result.checks += run.checks
+        result.figures += run.distances
         _figures(result, run)
         if not run.epochs:
             continue

@@ -45,6 +45,11 @@ class Setting:
         return self.devices[0].type == "cuda"
 
     @property
+    def splits_batch(self) -> bool:
+        """Whether each rank takes a share of the batch; else every rank takes part in all of it."""
+        return self.strategy not in ("replicate", "tensor", "pipeline")
+
+    @property
     def is_compiled(self) -> bool:
         """Whether torch.compile is asked for and this strategy takes it: threads and split models do not."""
         return self.spec.compile and self.strategy not in ("scratch", "replicate", "fsdp", "tensor", "pipeline")

@@ -34,8 +34,6 @@ Share = tuple[Tensor, int]
 class Single:
     """One rank of a data-parallel strategy; with a group of one, the whole of it."""
 
-    splits_batch = True
-    """Whether each rank takes a share of the batch; else every rank takes part in all of it."""
     tells_all = True
     """Whether rank 0 can tell all weights."""
     meets_in_forward = False
@@ -45,7 +43,7 @@ class Single:
         self.setting, self.feed, self.rank = setting, feed, rank
         self.group = group or Group()
         self.device = forms.device_of(setting, rank)
-        self.parts, self.part = (setting.world_size, rank) if self.splits_batch else (1, 0)
+        self.parts, self.part = (setting.world_size, rank) if setting.splits_batch else (1, 0)
         self.clock = Clock(self.settle)
         self.bytes_sent = 0
         """So far, by this rank, for its gradients."""
@@ -76,7 +74,7 @@ class Single:
             for name, value in self.module.state_dict().items():
                 value.copy_(self.initial[name])
         self.optimizer = make_optimizer(self.setting.spec.optimizer, self.module.parameters())
-        self.optimizer.zero_grad()
+        self.module.zero_grad()
         torch.manual_seed(stream_seed(self.setting.spec.seed, self.rank))
         self.bytes_sent = 0
         self.clock.take()
@@ -93,7 +91,7 @@ class Single:
 
     def forward_backward(self, batch: Tensor) -> Share:
         """Leave this rank's part of the batch's gradient in `.grad`; what the share's losses add up to."""
-        self.optimizer.zero_grad()
+        self.module.zero_grad()
         shards = split_batch(batch, self.parts)
         shard = shards[self.part]
         scale = 1 / len(batch) if self.setting.spec.loss_reduction == "mean" else 1.0

@@ -43,7 +43,6 @@ class Pair:
 class TensorParallel(Single):
     """One rank: some of the inner units of every pair."""
 
-    splits_batch = False
     meets_in_forward = True
 
     def prepare(self) -> None:

@@ -25,16 +25,17 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from torchstone.errors import InvalidModel, JobError, OutOfMemory, WorkloadError
-from torchstone.results import Check, Code, Figure, Result, Skipped
+from torchstone.results import Code, Figure, Result, Skipped
 from torchstone.training import TrainSpec
 from worker.bench import Bench
 from worker.contestants.passport import CleanLoader
 from worker.measure.environment import Load, frequency_mhz, host_facts
 from worker.measure.quality import grade, load_codes
-from worker.parallel.equality import Found, How, Reference, check_rows, compare, distance
 from worker.parallel.export import Exporter, right_answers, scoring_program
 from worker.parallel.loop import ONE_PROCESS, Trainer
+from worker.parallel.proof import Proof, numbers, replicas_row
 from worker.parallel.ranks import Gang, GangFailed
+from worker.parallel.reference import Reference
 from worker.parallel.report import Epoch, Run, report
 from worker.parallel.setting import Setting
 from worker.parallel.table import unavailable
@@ -105,6 +106,7 @@ class Experiment:
             (self.facts,) = self.reference.ask("facts", {"devices": len(self.bench.devices)})
         except GangFailed as failure:
             raise _as_job_error(failure) from None
+        self.proof = Proof(self.spec, self.bench.folder, self.reference, self.facts)
         self.host = {"name": self.bench.host, **host_facts(self.bench.cores), "seed": self.spec.seed}
         self.host["devices"] = [asdict(device) for device in self.bench.devices]
         self.result.environment = {"hosts": [self.host]}
@@ -142,75 +144,14 @@ class Experiment:
             try:
                 told = gang.ask("prepare", {"started_s": started_s})
                 run.start_s = max(answer["start_s"] for answer in told)
-                self._check(run, gang)
+                self._say(f"checking the first steps of {setting.key}")
+                self.proof.check(run, gang)
             except GangFailed as failure:
                 self._fail(run, failure)
+        self.proof.close()
         if not self.gangs:
             reasons = "; ".join(f"{row.of}: {row.reason}" for row in self.result.skipped)
             raise WorkloadError(f"no strategy could run: {reasons}")
-
-    def _check(self, run: Run, gang: Gang) -> None:
-        """Prove the strategy's first steps equal to the reference's."""
-        spec, setting = self.spec, run.setting
-        steps = min(spec.check_steps, run.course.total_steps)
-        self._say(f"checking the first {steps} steps of {setting.key}")
-        told = gang.ask("check", {"steps": steps})
-        run.first_step_s = max(answer["first_step_s"] for answer in told)
-        run.bytes_per_step = told[0]["bytes_per_step"]
-        files = [Path(answer["file"]) for answer in told]
-        rows = [[share for answer in told for share in answer["shares"][step]] for step in range(steps)]
-        of = Found.read([run.reduced(_numbers(row)) for row in rows], files)
-        adaptive = spec.optimizer.name != "sgd"
-        for how, decides, detail in self._references(setting):
-            against = self._reference(run, steps, how)
-            if decides:
-                found = compare(of, against, steps, spec.dtype, adaptive)
-                at = {**run.at, "steps": steps, "batch": "whole" if how == "whole" else "shares"}
-                run.checks += check_rows("equal_to_single", run.name, "single", at, found, detail)
-            else:
-                value, reason = distance(of, against), "BatchNorm's statistics are of each share: see batch_norm"
-                row = {"name": "distance_from_whole_batch", "of": run.name, "at": {**run.at, "steps": steps}}
-                method = f"|difference of the weights| / |how far they moved|; {reason}"
-                self.result.figures.append(
-                    Figure.model_validate({**row, "value": value, "unit": "1", "method": method})
-                )
-        run.checks.append(_replicas_row(run, told[0]["spread"], steps))
-        for file in files:
-            file.unlink()
-
-    def _references(self, setting: Setting) -> list[tuple[How, bool, str]]:
-        """(which, whether it decides, in words) of the references that a strategy is compared with."""
-        has_batch_norm, has_dropout = self.facts["has_batch_norm"], self.facts["has_dropout"]
-        whole: tuple[How, bool, str] = ("whole", True, "one device, the whole batch at once, dropout off")
-        rounds: tuple[How, bool, str] = ("rounds", True, "one device, what all compute at once in turn, dropout off")
-        if setting.strategy == "single" and self.spec.gradient_accumulation == 1:
-            return [("shards", True, "the plain model, uncompiled, with the plain optimiser")]
-        if setting.strategy in ("tensor", "replicate"):
-            return [whole]
-        if setting.strategy == "pipeline":
-            parts: tuple[How, bool, str] = ("microbatches", True, "one device, the microbatches in turn, dropout off")
-            return [parts, ("whole", False, "")] if has_batch_norm else [whole]
-        if has_batch_norm and self.spec.batch_norm == "synchronized" and setting.world_size > 1:
-            return [whole] if self.spec.gradient_accumulation == 1 else [rounds]
-        shards: tuple[How, bool, str] = (
-            "shards",
-            True,
-            "one device, the same shares in turn, each with its own random stream and BatchNorm statistics",
-        )
-        if has_batch_norm:
-            return [shards, ("whole", False, "")]
-        return [shards] if has_dropout else [shards, whole]
-
-    def _reference(self, run: Run, steps: int, how: How) -> Found:
-        """The reference's first steps for the same devices and batch; computed anew for each."""
-        file = self.bench.file("reference.npz")
-        devices, batch_size = run.setting.world_size, run.setting.batch_size
-        dropout = how == "shards" and not run.setting.checks_without_dropout
-        arguments = {"file": str(file), "steps": steps, "how": how, "dropout": dropout}
-        (losses,) = self.reference.ask("run", {**arguments, "devices": devices, "batch_size": batch_size})
-        found = Found.read([run.reduced(_numbers([row])) for row in losses], [file])
-        file.unlink()
-        return found
 
     def _load_before(self) -> Load:
         self.frequency_mhz = frequency_mhz(self.bench.cores[0])
@@ -243,7 +184,7 @@ class Experiment:
             seconds=max(answer["seconds"] for answer in told),
             samples=told[0]["samples"],
             steps=steps,
-            losses=[[_number(share) for answer in told for share in answer["shares"][step]] for step in range(steps)],
+            losses=[numbers([s for answer in told for s in answer["shares"][step]]) for step in range(steps)],
             marks=np.concatenate([np.array(m).reshape(1, -1, 6) for answer in told for m in answer["marks"]]).swapaxes(
                 0, 1
             ),
@@ -272,7 +213,7 @@ class Experiment:
             except GangFailed as failure:
                 self._fail(run, failure)
                 continue
-            run.checks.append(_replicas_row(run, told[0]["spread"], sum(epoch.steps for epoch in run.epochs)))
+            run.checks.append(replicas_row(run, told[0]["spread"], sum(epoch.steps for epoch in run.epochs)))
             file = self.bench.file(f"{run.name}.safetensors")
             _merge([Path(answer["file"]) for answer in told], file)
             self.bench.keep(file, BINARY)
@@ -362,36 +303,6 @@ def _merge(files: list[Path], into: Path) -> None:
         weights = {**load_file(file), **weights}
         file.unlink()
     save_file(weights, into)
-
-
-def _replicas_row(run: Run, spread: float | None, steps: int) -> Check:
-    if spread is None:
-        detail = "no weight is held twice" if run.setting.world_size > 1 else "there is one device"
-        spread = 0.0
-    else:
-        detail = "the largest difference between two replicas' weights"
-    passed = spread <= 1e-6
-    at = {**run.at, "steps": steps}
-    return Check(
-        name="replicas_equal",
-        of=run.name,
-        against=run.name,
-        at=at,
-        passed=passed,
-        rtol=0,
-        atol=1e-6,
-        max_abs_error=spread,
-        detail=detail,
-    )
-
-
-def _number(share: tuple[float | None, int]) -> tuple[float, int]:
-    """What crossed the pipe as null was no number."""
-    return (math.nan if share[0] is None else share[0], share[1])
-
-
-def _numbers(row: list[Any]) -> list[tuple[float, int]]:
-    return [_number(share) for share in row]
 
 
 def _as_job_error(failure: GangFailed) -> JobError:
