@@ -119,7 +119,7 @@ def reproduction(spec: JitSpec, threads: int) -> str:
         threads=threads,
         budget_s=spec.budget_s,
         dtype=spec.dtype,
-        model_source=_model_source(spec.model),
+        model_source=model_source(spec.model),
         inputs_source=_inputs_source(spec.model),
         builders="\n".join(f'    "{v.value}": {_BUILDERS[v]},' for v in builders),
         batch_sizes=list(spec.batch_sizes),
@@ -127,7 +127,8 @@ def reproduction(spec: JitSpec, threads: int) -> str:
     )
 
 
-def _model_source(model: PresetModel | LayersModel) -> str:
+def model_source(model: PresetModel | LayersModel) -> str:
+    """Python that defines `build_model()`, which makes this model with its initial weights."""
     if isinstance(model, PresetModel):
         new_model = f"def new_model():\n    return {model.preset}({model.shape}, {model.outputs})"
         parts = [_definitions(presets, drop={"PRESETS"}), new_model]

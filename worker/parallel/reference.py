@@ -58,6 +58,11 @@ class Reference:
             "state_bytes": sum(value.nbytes for value in module.state_dict().values()),
         }
 
+    def write_data(self, file: str) -> None:
+        """Write the whole data set, as the model takes it."""
+        parts = {name: getattr(self.feed, name).cpu().numpy() for name in ("x", "y", "x_test", "y_test")}
+        np.savez(file, **parts)
+
     def test_file(self, file: str) -> list[int]:
         """Write the test set for those who load exported models; its labels."""
         torch.save((self.feed.x_test.cpu(),), file)

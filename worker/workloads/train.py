@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from torchstone.errors import InvalidModel, JobError, OutOfMemory, WorkloadError
+from torchstone.errors import DataMissing, InvalidModel, JobError, OutOfMemory, WorkloadError
 from torchstone.results import Code, Figure, Result, Skipped
 from torchstone.training import TrainSpec
 from worker.bench import Bench
@@ -37,6 +37,7 @@ from worker.parallel.proof import Proof, numbers, replicas_row
 from worker.parallel.ranks import Gang, GangFailed
 from worker.parallel.reference import Reference
 from worker.parallel.report import Epoch, Run, report
+from worker.parallel.reproduce import reads_files, reproduction
 from worker.parallel.setting import Setting
 from worker.parallel.table import unavailable
 
@@ -112,6 +113,16 @@ class Experiment:
         self.result.environment = {"hosts": [self.host]}
         for name, unit in (("parameters", "1"), ("state_bytes", "B")):
             self.result.figures.append(Figure(name=name, of="model", value=self.facts[name], unit=unit))
+        self._reproduce()
+
+    def _reproduce(self) -> None:
+        script = self.bench.file("reproduce.py")
+        script.write_text(reproduction(self.spec, [len(device.cores) for device in self.bench.devices]))
+        self.bench.keep(script, "text/x-python")
+        if not reads_files(self.spec):
+            data = self.bench.file("data.npz")
+            self.reference.ask("write_data", {"file": str(data)})
+            self.bench.keep(data, BINARY)
 
     def _gang(self, key: str, setting: Setting, make: Any, one: bool) -> Gang:
         """Ranks on the setting's devices; `one`: a single process that holds all of them."""
@@ -265,7 +276,7 @@ class Experiment:
         self.bench.keep(self.bench.file("samples.npz"), BINARY)
 
     def _fail(self, run: Run, failure: GangFailed) -> None:
-        if failure.kind == "invalid_model":
+        if failure.kind in ("invalid_model", "data_missing"):
             raise _as_job_error(failure) from None
         self._drop(run, failure.reason, "skipped" if failure.kind == "unavailable" else "failed")
         if not any(not r.is_over or r.epochs for r in self.runs):
@@ -306,5 +317,9 @@ def _merge(files: list[Path], into: Path) -> None:
 
 
 def _as_job_error(failure: GangFailed) -> JobError:
-    kinds: dict[str, type[JobError]] = {"invalid_model": InvalidModel, "out_of_memory": OutOfMemory}
-    return kinds.get(failure.kind, WorkloadError)(str(failure))
+    kinds: dict[str, type[JobError]] = {
+        "data_missing": DataMissing,
+        "invalid_model": InvalidModel,
+        "out_of_memory": OutOfMemory,
+    }
+    return kinds[failure.kind](failure.reason) if failure.kind in kinds else WorkloadError(str(failure))

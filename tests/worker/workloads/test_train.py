@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +224,15 @@ def test_every_rank_has_a_random_stream_of_its_own(tmp_path: Path) -> None:
         assert losses["again", of] == losses["first", of]
         assert losses["none", of][0] == losses["none", of][1]
     assert losses["first", "scratch"] == losses["first", "ddp"]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_reproduction_gives_the_same_without_torchstone(devices: int, digits: Outcome, tmp_path: Path) -> None:
+    for name in ("reproduce.py", "data.npz"):
+        shutil.copy(digits.kept[name], tmp_path / name)
+    start = ["-m", "torch.distributed.run", "--nproc-per-node", str(devices), "--standalone"] if devices > 1 else []
+    command = [sys.executable, *start, "reproduce.py"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    told = [float(line.split()[-1]) for line in run.stdout.splitlines() if line.startswith("epoch")]
+    assert told == pytest.approx(curve(digits.result, "test_accuracy", "ddp").y, abs=0.006)
