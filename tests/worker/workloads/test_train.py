@@ -236,3 +236,48 @@ def test_the_reproduction_gives_the_same_without_torchstone(devices: int, digits
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     told = [float(line.split()[-1]) for line in run.stdout.splitlines() if line.startswith("epoch")]
     assert told == pytest.approx(curve(digits.result, "test_accuracy", "ddp").y, abs=0.006)
+
+
+def test_weak_scaling_gives_each_device_the_whole_batch(tmp_path: Path) -> None:
+    spec = {
+        **DIGITS,
+        "strategies": ["single", "ddp"],
+        "scaling": ["strong", "weak"],
+        "epochs": 1,
+        "lr_scaling": "linear",
+    }
+    result = run_fresh(spec, tmp_path).result
+    efficiencies = {f.at["scaling"]: f for f in result.figures if f.name == "scaling_efficiency"}
+    assert efficiencies.keys() == {"strong", "weak"}
+    single, ddp = (
+        next(t for t in result.timings if (t.name, t.of, t.at) == ("step", of, at))
+        for of, at in (("single", {}), ("ddp", {"scaling": "weak"}))
+    )
+    assert single.median and ddp.median
+    assert efficiencies["weak"].value == pytest.approx(single.median / ddp.median, rel=0.5)
+    assert next(t.n for t in result.timings if (t.name, t.of, t.at) == ("step", "ddp", {"scaling": "weak"})) == 7
+    rates = {(f.of, f.at.get("scaling")): f.value for f in result.figures if f.name == "learning_rate"}
+    assert rates == {("single", None): 0.1, ("ddp", None): 0.2, ("ddp", "weak"): 0.2}
+
+
+def test_training_stops_at_the_target(tmp_path: Path) -> None:
+    spec = {**DIGITS, "strategies": ["single", "ddp"], "epochs": 50, "target_accuracy": 0.8}
+    result = run_fresh(spec, tmp_path).result
+    for of in ("single", "ddp"):
+        accuracies = curve(result, "test_accuracy", of).y
+        assert len(accuracies) < 50
+        assert accuracies[-1] is not None and accuracies[-1] >= 0.8
+        assert all(a is not None and a < 0.8 for a in accuracies[:-1])
+        seconds = curve(result, "test_accuracy", of, "s").x
+        assert figure(result, "time_to_accuracy_s", of) == pytest.approx(seconds[-1])
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_the_same_and_its_build_is_told(tmp_path: Path) -> None:
+    spec = {**DIGITS, "strategies": ["single", "ddp"], "epochs": 1, "compile": True}
+    result = run_fresh(spec, tmp_path).result
+    assert result.skipped == []
+    assert all(c.passed for c in result.checks), [c for c in result.checks if not c.passed]
+    for timing in (t for t in result.timings if t.name == "step"):
+        assert timing.build_cold_s is not None and timing.median is not None
+        assert timing.build_cold_s > timing.median
