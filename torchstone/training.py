@@ -153,7 +153,10 @@ class TrainSpec(BaseSpec):
     )
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16 = autocast; weights stay float32.")
     compile: bool = Field(False, description="torch.compile the model; its time is told apart.")
-    channels_last: bool = Field(False, description="Images and convolution weights with their channels innermost.")
+    channels_last: bool | None = Field(
+        None,
+        description="Images and convolution weights with their channels innermost; null = on CPUs, where it is faster.",
+    )
     normalize: bool = Field(
         True, description="Images minus the mean of the training set, over its deviation; false = from 0 to 1."
     )

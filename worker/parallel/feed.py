@@ -80,7 +80,7 @@ class Feed:
         return self._laid_out(self.x_test.index_select(0, here)), self.y_test.index_select(0, here)
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        if self.setting.spec.channels_last and x.dim() == 4:
+        if self.setting.is_channels_last and x.dim() == 4:
             return x.contiguous(memory_format=torch.channels_last)
         return x
 

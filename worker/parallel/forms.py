@@ -1,4 +1,4 @@
-"""The form in which a model is trained: its device, memory layout, faster layers, BatchNorm over all ranks, compiled.
+"""The form in which a model is trained: its device, memory layout, BatchNorm over all ranks, compiled.
 
     module = trainable(setting, rank, group)
     with precision(setting):                    # autocast where the spec asks for bfloat16
@@ -34,10 +34,8 @@ def trainable(setting: Setting, rank: int, group: Group) -> nn.Module:
     """The plain model, made fast as the spec allows; not compiled yet."""
     module = plain(setting, rank)
     spec = setting.spec
-    if spec.channels_last:
+    if setting.is_channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if not setting.is_cuda and spec.dtype == "float32" and setting.strategy not in ("fsdp", "tensor"):
-        _replace(module, nn.Conv2d, _patch_convolution)
     if spec.batch_norm == "synchronized" and group.world_size > 1 and setting.splits_batch:
         _replace(module, nn.modules.batchnorm._BatchNorm, lambda part: SynchronizedBatchNorm(part, group))
     return module
@@ -68,43 +66,6 @@ def _replace(module: nn.Module, kind: type[nn.Module], make: Any) -> None:
                 setattr(module, name, new)
         else:
             _replace(child, kind, make)
-
-
-class PatchConvolution(nn.Conv2d):
-    """A convolution of one input channel as one product: patches (N, H, W, kernel) by weights (kernel, channels).
-
-    The CPU's convolutions are made for many channels; with one this is faster, and the same up to rounding. Its output
-    has its channels innermost.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        (rows, columns), (row_stride, column_stride) = self.kernel_size, self.stride
-        assert not isinstance(self.padding, str)
-        top, left = self.padding
-        x = nn.functional.pad(x[:, 0], (left, left, top, top)) if top or left else x[:, 0]
-        patches = x.unfold(1, rows, row_stride).unfold(2, columns, column_stride)
-        n, height, width = patches.shape[:3]
-        flat = patches.reshape(n * height * width, rows * columns)
-        weight = self.weight.reshape(self.out_channels, -1).t()
-        y = flat @ weight if self.bias is None else torch.addmm(self.bias, flat, weight)
-        return y.view(n, height, width, self.out_channels).permute(0, 3, 1, 2)
-
-
-def _patch_convolution(part: nn.Conv2d) -> nn.Conv2d:
-    """`part` as a PatchConvolution with the same weights, where it is one of that kind and both agree."""
-    fits = (
-        type(part) is nn.Conv2d
-        and part.in_channels == 1
-        and part.dilation == (1, 1)
-        and part.padding_mode == "zeros"
-        and not isinstance(part.padding, str)
-    )
-    if not fits:
-        return part
-    shape: dict[str, Any] = {"kernel_size": part.kernel_size, "stride": part.stride, "padding": part.padding}
-    new = PatchConvolution(1, part.out_channels, **shape, bias=part.bias is not None)
-    new.weight, new.bias = part.weight, part.bias
-    return new.to(part.weight.device)
 
 
 class _SumOverRanks(torch.autograd.Function):

@@ -62,7 +62,7 @@ class Trainer:
         with self.life.at_work():
             setting = self.setting
             if setting.is_compiled:
-                _use_cache(setting.folder / f"cache-{setting.key}-{self.rank}")
+                use_cache(setting.folder / f"cache-{setting.key}-{self.rank}")
             alone = setting.strategy in ONE_PROCESS
             self.group = Group() if alone else Group.join(setting, self.rank)
             self.feed = Feed(setting, self.rank)
@@ -186,9 +186,9 @@ def _array(tensor: Tensor) -> Any:
     return (tensor.float() if tensor.is_floating_point() else tensor).numpy().copy()
 
 
-def _use_cache(folder: Path) -> None:
+def use_cache(folder: Path) -> None:
     """Have what this rank compiles kept in a folder of its own, compiled by this process itself."""
-    from worker.contestants.inductor import use_cache
+    from worker.contestants import inductor
 
-    use_cache(folder)
+    inductor.use_cache(folder)
     warnings.filterwarnings("ignore", category=UserWarning, module="torch._inductor")

@@ -41,7 +41,7 @@ class Reference:
     """One device that computes what several are to give."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+        self.setting = setting = replace(setting, strategy="reference")
         Feed.write(setting)
         self.feed = Feed(setting, 0)
         self.course = Course(setting)

@@ -170,7 +170,7 @@ def reproduction(spec: TrainSpec, threads: list[int]) -> str:
         threads=threads[0],
         epochs=spec.epochs,
         batch_size=spec.batch_size,
-        channels_last=spec.channels_last,
+        channels_last=spec.channels_last is not False,
         dtype=spec.dtype,
         compile=spec.compile,
         model_source=reproduce.model_source(spec.fitted_model),

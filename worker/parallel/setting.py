@@ -50,6 +50,16 @@ class Setting:
         return self.strategy not in ("replicate", "tensor", "pipeline")
 
     @property
+    def is_channels_last(self) -> bool:
+        """Whether images and convolution weights have their channels innermost.
+
+        Unless told, on CPUs: measured there, LeNet and ResNet-18 train 1.2 to 1.4 times as fast. FSDP2 takes no weights
+        in that layout, and the reference is the plain model.
+        """
+        wanted = not self.is_cuda if self.spec.channels_last is None else self.spec.channels_last
+        return wanted and self.strategy not in ("fsdp", "reference")
+
+    @property
     def is_compiled(self) -> bool:
         """Whether torch.compile is asked for and this strategy takes it: threads and split models do not."""
         return self.spec.compile and self.strategy not in ("scratch", "replicate", "fsdp", "tensor", "pipeline")

@@ -40,7 +40,11 @@ CASES: dict[str, dict[str, Any]] = {
     "synchronized": {"model": NORMALISED, "batch_norm": "synchronized", "gradient_accumulation": 3},
     "three devices": {"model": NORMALISED, "devices": {"count": 3}, "gradient_accumulation": 2, "batch_size": 25},
     "bfloat16": {"model": {"preset": "mlp"}, "dtype": "bfloat16"},
-    "channels_last": {"model": {"preset": "lenet"}, "channels_last": True, "strategies": ["single", "scratch", "ddp"]},
+    "channels first": {
+        "model": {"preset": "lenet"},
+        "channels_last": False,
+        "strategies": ["single", "scratch", "ddp"],
+    },
 }
 
 
