@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import openapi, problems
-from service.routes import artifacts, health, inventory, jobs, results, watching
+from service.routes import artifacts, charts, health, inventory, jobs, results, watching
 from service.runtime import running
 from torchstone import __version__
 from torchstone.settings import Settings
@@ -41,6 +41,7 @@ def create_app(settings: Settings) -> FastAPI:
     for router in (
         jobs.router,
         results.router,
+        charts.router,
         artifacts.router,
         watching.router,
         inventory.router,

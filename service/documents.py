@@ -58,6 +58,7 @@ def summary(row: Json) -> Json:
             "logs": f"{path}/logs",
             "result": f"{path}/result.json",
             "artifacts": f"{path}/artifacts",
+            "charts": f"{path}/charts",
         },
     }
 

@@ -51,6 +51,22 @@ class ArtifactList(BaseModel):
     next_cursor: None = None
 
 
+class ChartItem(BaseModel):
+    """A picture of a job's curves."""
+
+    name: str
+    title: str
+    lines: int = Field(description="How many curves it shows.")
+    links: dict[str, str] = Field(description="svg and png")
+
+
+class ChartList(BaseModel):
+    """The pictures of a job's curves."""
+
+    items: list[ChartItem]
+    next_cursor: None = None
+
+
 class Device(BaseModel):
     """A device of a host, and which job holds it."""
 
@@ -121,6 +137,7 @@ SHAPES: tuple[type[BaseModel], ...] = (
     Result,
     Problem,
     ArtifactList,
+    ChartList,
     HostList,
     KindList,
     Readiness,

@@ -1,4 +1,4 @@
-"""The command line: `torchstone up | serve | worker | migrate`, and the client `submit | get | watch | list ...`.
+"""The command line: `torchstone up | serve | worker | migrate | data`, and the client's `submit | get | watch ...`.
 
     torchstone up --port 0 --data /srv/torchstone
     torchstone submit spec.json --wait
@@ -211,6 +211,36 @@ def version() -> None:
     from torchstone import __version__
 
     print(__version__)
+
+
+# -- data sets --------------------------------------------------------------------------------------------------
+
+data_app = typer.Typer(no_args_is_help=True, help="Data sets on this host, for its worker.")
+app.add_typer(data_app, name="data", rich_help_panel="Run")
+
+
+@data_app.command("fetch")
+def fetch_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="fashion_mnist.")],
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FOLDER", help="Copy the .gz files from here, not Debian's package."),
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Put a data set into the data folder, checked; prints where it is."""
+    from torchstone import datasets
+
+    print(datasets.fetch(name, _settings(data=data).datasets, source))
+
+
+@data_app.command("list")
+def list_data(data: Data = None, json: AsJson = False) -> None:
+    """Show the data sets that specs can name, and whether this host has them."""
+    from torchstone import datasets, show
+
+    found = datasets.available(_settings(data=data).datasets)
+    show.as_json(found) if json else show.datasets(found)
 
 
 # -- shared -----------------------------------------------------------------------------------------------------

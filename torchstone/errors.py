@@ -13,10 +13,12 @@
     │   └── Unavailable 503         the store or the broker is out of reach (with Retry-After)
     ├── JobError                what ends a job as `failed`; carries a code for `job.error.code`
     │   ├── InvalidModel            the model cannot be built or run on its input
+    │   ├── DataMissing             a data set's files are not on the host, or not what they should be
     │   ├── WorkloadError           the experiment itself raised
     │   ├── OutOfMemory
     │   ├── TimedOut
     │   ├── WorkerLost              the worker vanished, too often to try again
+    │   ├── RankLost                one of the processes that train together died or stood still
     │   ├── ProcessDied             the job's process ended without a result (signal or exit code)
     │   └── ArtifactFailed          a result file could not be stored
     └── SetupError              this process cannot start as asked (data folder in use, no broker, unknown device)
@@ -122,15 +124,29 @@ class Unavailable(RequestError):
 
 
 class JobError(TorchstoneError):
-    """Ends a job as `failed`. `code` is the stable word in `job.error.code`."""
+    """Ends a job as `failed`. `code` is the stable word in `job.error.code`.
+
+    `partial` is the Result of what was measured until then, as JSON text; `more` are further fields of `job.error`.
+    """
 
     code: ClassVar[str] = "workload_error"
+
+    def __init__(self, message: str, *, partial: str | None = None, more: dict[str, int | str] | None = None) -> None:
+        super().__init__(message)
+        self.partial = partial
+        self.more = more or {}
 
 
 class InvalidModel(JobError):
     """The model cannot be built, or does not take its input."""
 
     code = "invalid_model"
+
+
+class DataMissing(JobError):
+    """A data set's files are missing or broken; the message says how to get them."""
+
+    code = "data_missing"
 
 
 class WorkloadError(JobError):
@@ -155,6 +171,23 @@ class WorkerLost(JobError):
     """The worker vanished while it ran the job, and no attempt is left."""
 
     code = "worker_lost"
+
+
+class RankLost(JobError):
+    """One of the processes that train together died, was killed, or gave no sign of life; `rank` says which."""
+
+    code = "rank_lost"
+
+    def __init__(self, message: str, *, rank: int, partial: str | None = None) -> None:
+        super().__init__(message, partial=partial, more={"rank": rank})
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rank_lost, (str(self), self.rank, self.partial))
+
+
+def _rank_lost(message: str, rank: int, partial: str | None) -> RankLost:
+    return RankLost(message, rank=rank, partial=partial)
 
 
 class ProcessDied(JobError):

@@ -10,16 +10,15 @@ are the outputs of layers; what a layer needs inside (attention's scores, a conv
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torchstone.layers import LAYERS, Layer, parse_layer
-from torchstone.models import LayersModel, PresetModel
+from torchstone.models import LayersModel, Preset, PresetModel
 from torchstone.shapes import Shape
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8}
-IMAGE: Shape = (1, 28, 28)
-CLASSES = 10
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def steps_of(model: PresetModel | LayersModel) -> list[Step]:
     """Every layer of the model with the shapes of its input and output, in the order of execution."""
     if isinstance(model, LayersModel):
         return _chain(model.parsed, tuple(model.input_shape))
-    return {"mlp": _mlp, "lenet": _lenet, "resnet18": _resnet18}[model.preset]()
+    return _PRESETS[model.preset](model.shape, model.outputs)
 
 
 def _chain(layers: list[Layer], shape: Shape) -> list[Step]:
@@ -127,25 +126,38 @@ def _conv(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
     return _layer("Conv2d", in_channels=in_channels, out_channels=out_channels, **sizes)
 
 
-def _mlp() -> list[Step]:
+def _mlp(shape: Shape, classes: int) -> list[Step]:
     relu = _layer("ReLU")
-    return _chain([_linear(512, 256), relu, _linear(256, 128), relu, _linear(128, 2)], (512,))
+    flatten = [_layer("Flatten")] if len(shape) > 1 else []
+    width = math.prod(shape)
+    return _chain([*flatten, _linear(width, 256), relu, _linear(256, 128), relu, _linear(128, classes)], shape)
 
 
-def _lenet() -> list[Step]:
+def _lenet(shape: Shape, classes: int) -> list[Step]:
     relu, pool = _layer("ReLU"), _layer("AvgPool2d", kernel_size=2)
-    convolutions = [_conv(1, 20, 3), relu, pool, _conv(20, 50, 5), relu, pool]
-    return _chain([*convolutions, _layer("Flatten"), _linear(800, 128), relu, _linear(128, CLASSES)], IMAGE)
+    convolutions = [_conv(shape[0], 20, 3), relu, pool, _conv(20, 50, 5), relu, pool, _layer("Flatten")]
+    steps = _chain(convolutions, shape)
+    (width,) = steps[-1].output_shape
+    return steps + _chain([_linear(width, 128), relu, _linear(128, classes)], (width,))
 
 
-def _resnet18() -> list[Step]:
+def _resnet18(shape: Shape, classes: int) -> list[Step]:
     relu = _layer("ReLU")
-    steps = _chain([_conv(1, 64, 3, padding=1), _layer("BatchNorm2d", num_features=64), relu], IMAGE)
+    steps = _chain([_conv(shape[0], 64, 3, padding=1), _layer("BatchNorm2d", num_features=64), relu], shape)
     for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         steps += _residual(steps[-1].output_shape, channels, stride)
         steps += _residual(steps[-1].output_shape, channels, 1)
     pool = _layer("AdaptiveAvgPool2d", output_size=1)
-    return steps + _chain([pool, _layer("Flatten"), _linear(512, CLASSES)], steps[-1].output_shape)
+    return steps + _chain([pool, _layer("Flatten"), _linear(512, classes)], steps[-1].output_shape)
+
+
+def _transformer(shape: Shape, classes: int) -> list[Step]:
+    """The linear and normalising layers in order; what attention does between them is not counted."""
+    tokens, features = (shape[1], shape[0] * shape[2]) if len(shape) == 3 else shape
+    project, norm = _linear(64, 64), _layer("LayerNorm", normalized_shape=64)
+    block = [norm, project, project, project, project, norm, _linear(64, 128), _layer("GELU"), _linear(128, 64)]
+    steps = _chain([_linear(features, 64), *block, *block, norm], (tokens, features))
+    return [replace(steps[0], input_shape=shape), *steps[1:], *_chain([_linear(64, classes)], (64,))]
 
 
 def _residual(shape: Shape, channels: int, stride: int) -> list[Step]:
@@ -156,3 +168,11 @@ def _residual(shape: Shape, channels: int, stride: int) -> list[Step]:
     if stride != 1 or shape[0] != channels:
         steps += _chain([_conv(shape[0], channels, 1, stride)], shape)
     return steps + _chain([relu], steps[-1].output_shape)
+
+
+_PRESETS: dict[Preset, Callable[[Shape, int], list[Step]]] = {
+    "mlp": _mlp,
+    "lenet": _lenet,
+    "resnet18": _resnet18,
+    "transformer": _transformer,
+}

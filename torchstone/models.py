@@ -24,17 +24,36 @@ Init = Literal["default", "zeros", "normal"]
 
 
 def _preset_init(preset: Any) -> Init:
-    return "default" if preset == "mlp" else "normal"
+    return "normal" if preset in ("lenet", "resnet18") else "default"
+
+
+Preset = Literal["mlp", "lenet", "resnet18", "transformer"]
+PRESET_SHAPES: dict[Preset, tuple[Shape, int]] = {
+    "mlp": ((512,), 2),
+    "lenet": ((1, 28, 28), 10),
+    "resnet18": ((1, 28, 28), 10),
+    "transformer": ((1, 28, 28), 10),
+}
+"""The input's shape and the number of classes that each preset has unless told."""
+
+_LENET_LEAST = 14  # pixels of height and width that its convolutions and pools leave one of
 
 
 class PresetModel(Strict):
-    """One of the chapter's networks."""
+    """One of the chapter's networks, or a small transformer that reads an image row by row."""
 
-    preset: Literal["mlp", "lenet", "resnet18"]
+    preset: Preset
     init: Init | None = Field(
         None,
         description="Initial weights: torch's default, all zeros, or N(0, 0.01) with zero biases. "
-        "Unless given: default for mlp, normal for lenet and resnet18, as the chapter has them.",
+        "Unless given: default for mlp and transformer, normal for lenet and resnet18, as the chapter has them.",
+    )
+    input_shape: Annotated[tuple[Size, ...], Field(strict=False, min_length=1, max_length=8)] | None = Field(
+        None,
+        description="Of one sample: without the batch. null = the preset's own: 512 numbers for mlp, else 1x28x28.",
+    )
+    classes: int | None = Field(
+        None, ge=1, le=1_000_000, description="Outputs. null = the preset's own: 2 for mlp, else 10."
     )
 
     @model_validator(mode="before")
@@ -44,10 +63,40 @@ class PresetModel(Strict):
             return {**body, "init": _preset_init(body.get("preset"))}
         return body
 
+    @model_validator(mode="after")
+    def _input_is_of_its_kind(self) -> Self:
+        fault = _preset_fault(self.preset, self.shape)
+        if fault:
+            raise refusal([(("input_shape",), fault)])
+        return self
+
     @property
     def initial(self) -> Init:
         """`init` with the preset's own choice filled in."""
         return self.init or _preset_init(self.preset)
+
+    @property
+    def shape(self) -> Shape:
+        """`input_shape` with the preset's own filled in."""
+        return PRESET_SHAPES[self.preset][0] if self.input_shape is None else self.input_shape
+
+    @property
+    def outputs(self) -> int:
+        """`classes` with the preset's own filled in."""
+        return PRESET_SHAPES[self.preset][1] if self.classes is None else self.classes
+
+
+def _preset_fault(preset: Preset, shape: Shape) -> str | None:
+    """Why a preset cannot take samples of this shape."""
+    if math.prod(shape) > LIMIT:
+        return f"{list(shape)} is more than a sample may hold ({LIMIT} numbers)"
+    if preset in ("lenet", "resnet18") and len(shape) != 3:
+        return f"{preset} takes images, [channels, height, width], but this is {list(shape)}"
+    if preset == "lenet" and min(shape[1:]) < _LENET_LEAST:
+        return f"lenet takes images of at least {_LENET_LEAST}x{_LENET_LEAST}, but this is {list(shape)}"
+    if preset == "transformer" and len(shape) not in (2, 3):
+        return f"transformer takes [tokens, features] or images, read row by row, but this is {list(shape)}"
+    return None
 
 
 def _layer(body: Any, _: Any) -> dict[str, Any]:

@@ -20,10 +20,7 @@ __all__ = ["csv", "text"]
 
 Json = Mapping[str, Any]
 _MOST_ROWS = 40
-_MOST_COLUMNS = 8
-_MOST_LETTERS = 160
-_NOT_MEASURED = {"kind", "name", "labels", "devices", "isolation", "priority", "timeout_s", "start_within_s"}
-"""Of a spec, what says how the job is run and not what is measured; or stands in the head already."""
+_MOST_COLUMNS = 10
 
 
 def text(job: Json) -> str:
@@ -51,7 +48,6 @@ def text(job: Json) -> str:
 def _header(job: Json, result: Json) -> list[str]:
     title = f"{job['kind']} {job['id']}" + (f" ({job['name']})" if job.get("name") else "")
     facts = [("state", _state(job))]
-    facts += [("spec", line) for line in filter(None, [_spec(job.get("spec") or {})])]
     attempts = job.get("attempts") or []
     hosts = (result.get("environment") or {}).get("hosts") or []
     facts += [("machine", line) for line in filter(None, map(_machine, hosts))]
@@ -63,16 +59,6 @@ def _header(job: Json, result: Json) -> list[str]:
     if job.get("finished_at"):
         facts.append(("finished", str(job["finished_at"])[:19].replace("T", " ") + " UTC"))
     return [title, *(f"  {name:<9} {fact}" for name, fact in facts)]
-
-
-def _spec(spec: Json) -> str:
-    """What was measured: every setting that is on, a long one cut."""
-    facts = []
-    for key, value in spec.items():
-        if key not in _NOT_MEASURED and value not in (None, False, [], {}):
-            told = "true" if value is True else _cell(value)
-            facts.append(f"{key} {told if len(told) <= _MOST_LETTERS else told[:_MOST_LETTERS] + ' ...'}")
-    return ", ".join(facts)
 
 
 def _state(job: Json) -> str:
@@ -127,7 +113,7 @@ def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[s
     common = scale([row.get("median") for row in rows], unit)
     blocks = any(row.get("calls_per_sample", 1) > 1 for row in rows)
     header = ["of", *points, "n x calls" if blocks else "n", f"median {common.unit}", "p10 .. p90", "iqr", "ci95"]
-    header += ["build", "first call"]
+    header.append("first call")
     header += ["speed-up", "ci95", "verdict", "check"]
     body = []
     for row in rows:
@@ -142,7 +128,6 @@ def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[s
                 _span([row.get("p10"), row.get("p90")], common),
                 measure(row.get("iqr"), common),
                 _span(row.get("ci95"), common),
-                quantity(row["build_cold_s"], "s") if row.get("build_cold_s") is not None else "",
                 quantity(row.get("first_call_s"), "s"),
                 *_speedup(comparison, is_baseline),
                 _check_of(row, result),
@@ -164,7 +149,9 @@ def _speedup(comparison: Json | None, is_baseline: bool) -> list[str]:
 
 
 def _check_of(row: Json, result: Json) -> str:
-    about = [check for check in result.get("checks") or [] if _is_about(check, row)]
+    """What was proven of a timed contestant: at this very point or, where nothing was, wherever it agrees with it."""
+    checks = result.get("checks") or []
+    about = [check for check in checks if _is_about(check, row)] or [check for check in checks if _agrees(check, row)]
     if not about:
         return ""
     if not all(check["passed"] for check in about):
@@ -189,18 +176,19 @@ def _comparisons(result: Json) -> list[str]:
 
 
 def _checks(result: Json) -> list[str]:
-    """Those that failed, and those about no row above; of the passed ones one line for all the points of a pair."""
+    """Those that failed, and those about no row above; of the passed ones one line for all points of a kind."""
     timings = result.get("timings") or []
     groups: dict[tuple[Any, ...], list[Json]] = {}
     for index, check in enumerate(result.get("checks") or []):
         if check["passed"] and any(_is_about(check, row) for row in timings):
             continue
         own = None if check["passed"] else index
-        groups.setdefault((check["name"], check["of"], check["against"], own), []).append(check)
+        kind = (check["name"], check["of"], check["against"], own, check.get("detail"))
+        groups.setdefault(kind, []).append(check)
     rows = [
         [
             *(str(word) for word in group[:3]),
-            "; ".join(filter(None, map(_point, checks))),
+            _points_of(checks),
             "passed" if checks[0]["passed"] else "FAILED",
             error(_worst(checks, "max_abs_error")),
             error(_worst(checks, "max_rel_error")),
@@ -212,6 +200,15 @@ def _checks(result: Json) -> list[str]:
     ]
     header = ["name", "of", "against", "at", "", "abs error", "rel error", "rtol / atol", "NaNs", "detail"]
     return _section("checks", header, rows)
+
+
+def _points_of(checks: Sequence[Json]) -> str:
+    """Every value of every key of `at`, e.g. "steps=3, what=loss|gradient|weights"."""
+    values: dict[str, dict[str, None]] = {}
+    for check in checks:
+        for key, value in (check.get("at") or {}).items():
+            values.setdefault(key, {})[str(value)] = None
+    return ", ".join(f"{key}={'|'.join(found)}" for key, found in values.items())
 
 
 def _worst(checks: Sequence[Json], field: str) -> float | None:
@@ -231,15 +228,27 @@ def _figures(result: Json) -> list[str]:
     if len(columns) > _MOST_COLUMNS or sum(map(len, found.values())) < len(figures):
         rows = [[row["name"], row["of"], _point(row), _figure(row), row.get("reason") or ""] for row in figures]
         return _section("figures", ["name", "of", "at", "value", "note"], rows)
+    names = list(dict.fromkeys(row["name"] for row in figures))
     rows = []
-    for (name, point), by_column in found.items():
+    for (name, point), by_column in sorted(found.items(), key=lambda cell: names.index(cell[0][0])):
         notes = [f"{of}: {row['reason']}" for of, row in by_column.items() if row.get("reason")]
         rows.append([name, point, *(_figure(by_column.get(column)) for column in columns), "; ".join(notes)])
+        if any(row.get("ci95") for row in by_column.values()):
+            rows.append(["  95 % interval", "", *(_interval(by_column.get(column)) for column in columns)])
     return _section("figures", ["name", "at", *columns, "note"], rows)
 
 
 def _figure(row: Json | None) -> str:
     return "" if row is None else quantity(row.get("value"), row["unit"])
+
+
+def _interval(row: Json | None) -> str:
+    """The figure's own `ci95`, in the figure's unit."""
+    ends = (row or {}).get("ci95")
+    if row is None or not ends or None in ends:
+        return ""
+    unit = scale([row.get("value")], row["unit"])
+    return " .. ".join(number(end * unit.factor) for end in ends)
 
 
 def _curves(result: Json) -> list[str]:
@@ -329,6 +338,14 @@ def _is_about(check: Json, row: Json) -> bool:
     at = row.get("at") or {}
     return bool(
         check["of"] == row["of"] and all(at.get(key) == value for key, value in (check.get("at") or {}).items())
+    )
+
+
+def _agrees(check: Json, row: Json) -> bool:
+    """Whether nothing that both points tell differs: a check after some steps, for one that was timed over all."""
+    at = row.get("at") or {}
+    return bool(
+        check["of"] == row["of"] and all(at.get(key, value) == value for key, value in (check.get("at") or {}).items())
     )
 
 

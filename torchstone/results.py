@@ -11,7 +11,7 @@ import math
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION = 1
 Point = dict[str, Any]
@@ -21,6 +21,14 @@ class Row(BaseModel):
     """A named row of a result."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flags_are_read_back(cls, body: Any) -> Any:
+        """`to_json` names what was NaN or infinite beside it; the nulls stay."""
+        if isinstance(body, dict) and "non_finite" in body:
+            return {key: value for key, value in body.items() if key != "non_finite"}
+        return body
 
 
 class Timing(Row):

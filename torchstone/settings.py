@@ -80,6 +80,11 @@ class Settings(BaseSettings):
         return (self.url or f"http://{self.host}:{self.port}").rstrip("/")
 
     @property
+    def datasets(self) -> Path:
+        """The folder of data sets that were fetched."""
+        return self.data / "datasets"
+
+    @property
     def broker_socket(self) -> Path:
         """The unix socket of the embedded broker for this data folder."""
         return _socket_path(self.data)

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from torchstone.columns import aligned
 from torchstone.errors import RequestError, TorchstoneError
 
 Json = dict[str, Any]
@@ -65,6 +66,11 @@ def kinds(found: Sequence[Json]) -> None:
     """Every kind with a spec that can be submitted as it stands."""
     for kind in found:
         print(f"{kind['kind']}\n  {json.dumps(kind['example'], ensure_ascii=False)}")
+
+
+def datasets(found: Sequence[Json]) -> None:
+    """Every data set, and whether this host has it."""
+    print("\n".join(aligned(["name", "state", "where"], [[row["name"], row["state"], row["where"]] for row in found])))
 
 
 @contextlib.contextmanager

@@ -6,74 +6,37 @@
 Unknown fields are refused; every number is finite. Shapes are checked against layers without torch
 (`torchstone.models`), so a wrong spec is refused when it is POSTed and not when a worker gets to it.
 
-Adding a kind: one class here, its name in `Spec`, one file in `worker/workloads/`.
+Adding a kind: one class, its name in `KINDS` and `Spec`, one file in `worker/workloads/`. What all kinds share is in
+`torchstone.base_spec`, the larger kinds have modules of their own.
 """
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from torchstone.base_spec import BaseSpec, DeviceRequest, Priority
 from torchstone.errors import FieldError, InvalidRequest
 from torchstone.models import ModelSpec
-from torchstone.strict import Strict
+from torchstone.training import TrainSpec
+
+__all__ = [
+    "EXAMPLES",
+    "KINDS",
+    "SPEC_VERSION",
+    "BaseSpec",
+    "DeviceRequest",
+    "JitSpec",
+    "Priority",
+    "Spec",
+    "TrainSpec",
+    "Variant",
+    "parse_spec",
+]
 
 SPEC_VERSION = 1
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # PostgreSQL takes no NUL, and a table no line break
-_LABEL_KEY = re.compile(r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?$")
-
-
-class Priority(StrEnum):
-    """Which of two waiting jobs goes first."""
-
-    low = "low"
-    normal = "normal"
-    high = "high"
-
-
-class DeviceRequest(Strict):
-    """`count` devices of one type, all at once, on one host."""
-
-    type: Literal["auto", "cuda", "cpu"] = Field("auto", description="auto = cuda where a host has it, else cpu")
-    count: int = Field(1, ge=1, le=1024)
-
-
-class BaseSpec(Strict):
-    """What every kind has in common."""
-
-    name: str | None = Field(None, max_length=200, description="A title for people.")
-    labels: dict[str, str] = Field(default_factory=dict, max_length=32, description="Filterable in GET /v1/jobs.")
-    devices: DeviceRequest = DeviceRequest()
-    isolation: Literal["auto", "device", "host"] = Field(
-        "auto", description="host = nobody else runs on the machine meanwhile; auto = host for timing on CPU devices"
-    )
-    priority: Priority = Field(Priority.normal, strict=False)
-    timeout_s: float = Field(3600, gt=0, le=7 * 86400, description="Ends the job as timed_out after this long.")
-    start_within_s: float | None = Field(None, gt=0, le=30 * 86400, description="Else the job becomes expired.")
-    seed: int = Field(0, ge=0, lt=2**63)
-    threads: int | None = Field(None, ge=1, le=1024, description="null = the cores of the leased devices")
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_one_line(cls, name: str | None) -> str | None:
-        if name is not None and _CONTROL.search(name):
-            raise ValueError("must be one line without control characters")
-        return name
-
-    @field_validator("labels")
-    @classmethod
-    def _labels_are_short_words(cls, labels: dict[str, str]) -> dict[str, str]:
-        for key, value in labels.items():
-            if not _LABEL_KEY.fullmatch(key):
-                raise ValueError(f"label key {key[:80]!r}: 1 to 63 letters, digits and ._/- are allowed")
-            if len(value) > 200:
-                raise ValueError(f"label {key!r}: the value is over 200 characters")
-            if _CONTROL.search(value):
-                raise ValueError(f"label {key!r}: the value must be one line without control characters")
-        return labels
 
 
 class Variant(StrEnum):
@@ -132,9 +95,9 @@ class JitSpec(BaseSpec):
         return self
 
 
-# The closed set of kinds. With a second kind this becomes Annotated[JitSpec | AsyncSpec, Field(discriminator="kind")].
-KINDS: dict[str, type[BaseSpec]] = {"jit": JitSpec}
-Spec = JitSpec
+# The closed set of kinds: a class in both.
+KINDS: dict[str, type[JitSpec] | type[TrainSpec]] = {"jit": JitSpec, "train": TrainSpec}
+Spec = Annotated[JitSpec | TrainSpec, Field(discriminator="kind")]
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "jit": {
@@ -145,9 +108,18 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "batch_sizes": [1],
         "calls": 1000,
     },
+    "train": {
+        "kind": "train",
+        "name": "handwritten digits, by hand and by library",
+        "model": {"preset": "mlp"},
+        "dataset": {"name": "digits"},
+        "strategies": ["single", "scratch", "ddp"],
+        "devices": {"type": "auto", "count": 2},
+        "epochs": 5,
+        "batch_size": 64,
+        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+    },
 }
-
-_adapter: TypeAdapter[Spec] = TypeAdapter(Spec)
 
 
 def parse_spec(body: Any) -> Spec:
@@ -166,7 +138,7 @@ def parse_spec(body: Any) -> Spec:
             errors=[{"pointer": "/kind", "detail": f"{detail}; the kinds are: {known}"}],
         )
     try:
-        return _adapter.validate_python(body)
+        return KINDS[kind].model_validate(body)  # by its class: a union's own errors would point at /train/epochs
     except ValidationError as error:
         errors = [_field_error(e["loc"], e["msg"], e["type"]) for e in error.errors(include_url=False)]
         first = errors[0]

@@ -47,6 +47,8 @@ class Assignment:
     devices: tuple[LeasedDevice, ...]
     folder: str
     memory_limit_bytes: int
+    data_folders: tuple[str, ...] = ()
+    """Where data sets that were fetched may lie."""
 
 
 @dataclass
@@ -60,14 +62,18 @@ class Bench:
     folder: Path
     """Scratch folder of this attempt: removed afterwards; what was `keep`t is stored first."""
     send: Callable[[Event], None] = _drop
+    data_folders: tuple[str, ...] = ()
     kept: list[dict[str, str]] = field(default_factory=list)
     _last_progress_s: float = 0.0
 
     @classmethod
-    def local(cls, folder: Path, cores: tuple[int, ...] | None = None) -> Bench:
-        """A bench outside any worker: this process's own cores as one CPU device."""
+    def local(
+        cls, folder: Path, cores: tuple[int, ...] | None = None, data_folders: tuple[str, ...] = (), devices: int = 1
+    ) -> Bench:
+        """A bench outside any worker: this process's own cores, shared out over so many CPU devices."""
         cores = cores or tuple(sorted(os.sched_getaffinity(0)))
-        return cls("local", 1, "localhost", [LeasedDevice("cpu:0", "cpu", cores)], folder)
+        leased = [LeasedDevice(f"cpu:{i}", "cpu", cores[i::devices] or cores) for i in range(devices)]
+        return cls("local", 1, "localhost", leased, folder, data_folders=data_folders)
 
     @property
     def cores(self) -> tuple[int, ...]:

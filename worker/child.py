@@ -5,7 +5,8 @@ worker through a private pipe (workloads print; results never travel by stdout).
 process and all it started die with it: a thread waits for the worker's end, and the kernel kills on the forkserver's.
 
 Messages to the worker, as JSON: {"type": "progress", ...}, then one of
-{"type": "result", "result": text, "files": [...]} or {"type": "error", "code", "message", "files": [...]}.
+{"type": "result", "result": text, "files": [...]} or {"type": "error", "code", "message", "files": [...]}, where an
+error may bring "result" (what was measured until then) and "more" (further fields of `job.error`).
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def main(
         devices=list(assignment.devices),
         folder=Path(assignment.folder),
         send=lambda event: events.send_bytes(orjson.dumps(event)),
+        data_folders=assignment.data_folders,
     )
     message: dict[str, Any]
     try:
@@ -72,7 +74,9 @@ def main(
     except BaseException as error:
         cause = as_job_error(error)
         traceback.print_exc()
-        message = {"type": "error", "code": cause.code, "message": str(cause), "files": bench.kept}
+        message = {"type": "error", "code": cause.code, "message": str(cause), "more": cause.more, "files": bench.kept}
+        if cause.partial is not None:
+            message["result"] = cause.partial
     sys.stdout.flush()
     sys.stderr.flush()
     events.send_bytes(orjson.dumps(message))

@@ -27,6 +27,9 @@ for _module in (
     "torch.export",
     "worker.child",
     "worker.workloads.jit",
+    "worker.workloads.train",
+    "torch.distributed",
+    "safetensors.torch",
 ):
     importlib.import_module(_module)
 

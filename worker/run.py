@@ -140,6 +140,7 @@ class JobRun:
             devices=tuple(LeasedDevice(d.name, d.type, d.cores, d.uuid) for d in leased),
             folder=str(self.folder),
             memory_limit_bytes=self.station.host.memory_bytes,
+            data_folders=(str(self.station.settings.datasets),),
         )
 
     def _record(self, outcome: Outcome) -> None:
@@ -193,7 +194,7 @@ class JobRun:
             text = f"the job's process {outcome.died_how()}; /logs holds what it printed"
             return State.failed, {"code": "process_died", "message": text}
         if message["type"] == "error":
-            return State.failed, {"code": message["code"], "message": message["message"]}
+            return State.failed, {**message.get("more", {}), "code": message["code"], "message": message["message"]}
         return State.succeeded, None
 
     def _store_file(self, file: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torchstone.errors import Conflict, NotFound
 from torchstone.jobs import TERMINAL
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"])
-_UNFINISHED = {409: {"description": "The job is not finished yet"}}
+UNFINISHED = {409: {"description": "The job is not finished yet"}}
 
 
 async def _finished(request: Request, job_id: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ async def _finished(request: Request, job_id: str) -> dict[str, Any]:
     return row
 
 
-async def _measured(request: Request, job_id: str) -> dict[str, Any]:
+async def measured(request: Request, job_id: str) -> dict[str, Any]:
     """The row of a job that has a result. Raises NotFound where it ended without one."""
     row = await _finished(request, job_id)
     if row["result"] is None:
@@ -45,7 +45,8 @@ async def _measured(request: Request, job_id: str) -> dict[str, Any]:
     return row
 
 
-def _document(row: dict[str, Any]) -> Any:
+def document(row: dict[str, Any]) -> Any:
+    """The job as clients see it."""
     return orjson.loads(documents.encode(documents.job(row, None)))
 
 
@@ -53,10 +54,10 @@ def _document(row: dict[str, Any]) -> Any:
     router,
     "/result.json",
     summary="The result as JSON",
-    responses={200: shaped("Result"), **_UNFINISHED},
+    responses={200: shaped("Result"), **UNFINISHED},
 )
 async def as_json(job_id: str, request: Request) -> Response:
-    row = await _measured(request, job_id)
+    row = await measured(request, job_id)
     return responses.tagged_json(request, row["result"].encode(), {})
 
 
@@ -64,12 +65,12 @@ async def as_json(job_id: str, request: Request) -> Response:
     router,
     "/result.csv",
     summary="The result as a long tidy table",
-    responses={200: {"content": {"text/csv": {}}}, **_UNFINISHED},
+    responses={200: {"content": {"text/csv": {}}}, **UNFINISHED},
 )
 async def as_csv(job_id: str, request: Request) -> Response:
     from torchstone.render import csv
 
-    text = await to_thread.run_sync(csv, _document(await _measured(request, job_id)))
+    text = await to_thread.run_sync(csv, document(await measured(request, job_id)))
     headers = {"Content-Disposition": f'inline; filename="{job_id}.csv"', "X-Content-Type-Options": "nosniff"}
     return Response(text, headers=headers, media_type="text/csv; charset=utf-8")
 
@@ -78,10 +79,10 @@ async def as_csv(job_id: str, request: Request) -> Response:
     router,
     "/result.txt",
     summary="The job as text, as a terminal shows it",
-    responses={200: {"content": {"text/plain": {}}}, **_UNFINISHED},
+    responses={200: {"content": {"text/plain": {}}}, **UNFINISHED},
 )
 async def as_text(job_id: str, request: Request) -> Response:
     from torchstone.render import text as render
 
-    text = await to_thread.run_sync(render, _document(await _finished(request, job_id)))
+    text = await to_thread.run_sync(render, document(await _finished(request, job_id)))
     return Response(text, headers={"X-Content-Type-Options": "nosniff"}, media_type="text/plain; charset=utf-8")

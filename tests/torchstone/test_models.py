@@ -34,7 +34,10 @@ def layers(*bodies: dict[str, Any], shape: list[int]) -> PresetModel | LayersMod
 # Parsing --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("preset", "init"), [("mlp", "default"), ("lenet", "normal"), ("resnet18", "normal")])
+@pytest.mark.parametrize(
+    ("preset", "init"),
+    [("mlp", "default"), ("lenet", "normal"), ("resnet18", "normal"), ("transformer", "default")],
+)
 def test_presets_have_the_chapters_initial_weights(preset: str, init: str) -> None:
     assert parsed({"preset": preset}).init == init
     assert parsed({"preset": preset, "init": None}).init == init
@@ -58,8 +61,13 @@ def test_a_spec_survives_the_way_through_json() -> None:
 @pytest.mark.parametrize(
     ("model", "pointer", "said"),
     [
-        ({"preset": "vgg"}, "/model/preset", "Input should be 'mlp', 'lenet' or 'resnet18'"),
+        ({"preset": "vgg"}, "/model/preset", "Input should be 'mlp', 'lenet', 'resnet18' or 'transformer'"),
         ({"preset": "mlp", "init": "ones"}, "/model/init", "Input should be 'default', 'zeros' or 'normal'"),
+        ({"preset": "mlp", "classes": 0}, "/model/classes", "greater than or equal to 1"),
+        ({"preset": "lenet", "input_shape": [1, 28, 8]}, "/model/input_shape", "takes images of at least 14x14"),
+        ({"preset": "resnet18", "input_shape": [784]}, "/model/input_shape", "[channels, height, width]"),
+        ({"preset": "transformer", "input_shape": [784]}, "/model/input_shape", "read row by row"),
+        ({"preset": "mlp", "input_shape": [2**20, 2**20]}, "/model/input_shape", "more than a sample may hold"),
         ({"preset": "mlp", "a/b~c": 1}, "/model/a~1b~0c", "unknown field"),
         ({"layers": [RELU]}, "/model/input_shape", "the field is required"),
         (
@@ -155,7 +163,12 @@ def test_nothing_here_needs_torch() -> None:
 
 @pytest.mark.parametrize(
     ("preset", "parameters", "output_shape"),
-    [("mlp", 164_482, (2,)), ("lenet", 129_068, (10,)), ("resnet18", 11_175_818, (10,))],
+    [
+        ("mlp", 164_482, (2,)),
+        ("lenet", 129_068, (10,)),
+        ("resnet18", 11_175_818, (10,)),
+        ("transformer", 69_578, (10,)),
+    ],
 )
 def test_presets_have_the_chapters_counts(preset: str, parameters: int, output_shape: tuple[int, ...]) -> None:
     known = facts(parsed({"preset": preset}))

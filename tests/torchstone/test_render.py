@@ -120,9 +120,41 @@ def test_checks_that_passed_at_many_points_are_one_line_and_each_failure_is_its_
 
     checks = [check("a", True, 1e-7), check("b", True, 1e-6), check("c", False, 0.5), check("d", False, 0.6)]
     text = render.text(job(result=Result(checks=checks)))
-    assert re.search(r"inputs=a; inputs=b +passed +1\.0e-06", text)
+    assert re.search(r"inputs=a\|b +passed +1\.0e-06", text)
     assert re.search(r"inputs=c +FAILED +5\.0e-01", text)
     assert re.search(r"inputs=d +FAILED +6\.0e-01", text)
+
+
+def test_a_figure_shows_its_interval_below_and_rows_of_one_name_stand_together() -> None:
+    figures = [
+        Figure(name="peak_bytes", of="single", at={"rank": 0}, value=2e6, unit="B"),
+        Figure(name="scaling_efficiency", of="ddp", value=0.95, unit="1", ci95=[0.934, 0.9621]),
+        Figure(name="peak_bytes", of="ddp", at={"rank": 0}, value=3e6, unit="B"),
+        Figure(name="peak_bytes", of="ddp", at={"rank": 1}, value=4e6, unit="B"),
+    ]
+    text = render.text(job(result=Result(figures=figures)))
+    lines = [" ".join(line.split()) for line in text[text.index("figures\n") :].splitlines()]
+    assert lines[3:7] == [
+        "peak_bytes rank=0 2 MB 3 MB",
+        "peak_bytes rank=1 4 MB",
+        "scaling_efficiency 0.9500",
+        "95 % interval 0.9340 .. 0.9621",
+    ]
+
+
+def test_passed_checks_of_one_kind_mark_the_timing_that_they_agree_with() -> None:
+    def check(what: str, passed: bool = True, of: str = "ddp") -> Check:
+        at = {"steps": 3, "what": what}
+        given = {"max_abs_error": 2e-7, "rtol": 1e-3, "atol": 1e-6}
+        return Check(name="equal_to_single", of=of, against="single", at=at, passed=passed, **given)
+
+    epochs = [timing(of, 1.0).model_copy(update={"name": "epoch", "at": {}}) for of in ("ddp", "fsdp", "single")]
+    checks = [check("loss"), check("weights"), check("loss", of="fsdp"), check("weights", False, of="fsdp")]
+    text = render.text(job(result=Result(timings=epochs, checks=checks)))
+    assert row_of(text, "ddp", "240").endswith("passed, error 2.0e-07")
+    assert row_of(text, "fsdp", "240").endswith("FAILED")
+    assert "steps=3, what=loss|weights  passed" in row_of(text, "equal_to_single", "ddp")
+    assert len(re.findall(r"equal_to_single +fsdp .*(FAILED|passed)", text)) == 2
 
 
 def test_a_failed_job_says_why_and_shows_what_was_measured() -> None:

@@ -63,7 +63,7 @@ def _answer(pipe: Connection, call: Callable[[], Any]) -> None:
 
 def _run(spec: dict[str, Any], folder: Path) -> tuple[str, list[dict[str, str]], list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
-    bench = Bench.local(folder)
+    bench = Bench.local(folder, devices=spec.get("devices", {}).get("count", 1))
     bench.send = events.append
     result = workload(spec["kind"])(parse_spec(spec), bench)
     return result.to_json(), bench.kept, events

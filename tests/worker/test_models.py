@@ -22,7 +22,7 @@ from torchstone.models import LayersModel, PresetModel
 from worker.models import build, inputs
 from worker.models.layers import OWN, sequential
 
-PRESETS = ("mlp", "lenet", "resnet18")
+PRESETS = ("mlp", "lenet", "resnet18", "transformer")
 
 
 @contextlib.contextmanager
@@ -131,13 +131,46 @@ def test_what_is_refused_torch_refuses_too(body: dict[str, Any], shape: tuple[in
 # Presets --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("preset", "count"), [("mlp", 164_482), ("lenet", 129_068), ("resnet18", 11_175_818)])
-def test_presets_have_the_chapters_parameters_and_shapes(preset: str, count: int) -> None:
+COUNTS = {"mlp": 164_482, "lenet": 129_068, "resnet18": 11_175_818, "transformer": 69_578}
+
+
+@pytest.mark.parametrize(("preset", "count"), COUNTS.items())
+def test_presets_have_their_parameters_and_shapes(preset: str, count: int) -> None:
     model = PresetModel.model_validate({"preset": preset})
     module = build(model, seed=0)
     known = facts(model)
     assert sum(parameter.numel() for parameter in module.parameters()) == known.parameters == count
     assert module(*inputs(model, 3, seed=0)).shape == (3, *known.output_shape)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"preset": "mlp", "input_shape": [1, 8, 8], "classes": 10},
+        {"preset": "mlp", "input_shape": [3]},
+        {"preset": "lenet", "input_shape": [3, 32, 20], "classes": 4},
+        {"preset": "lenet", "input_shape": [1, 14, 14]},
+        {"preset": "resnet18", "input_shape": [3, 9, 1], "classes": 100},
+        {"preset": "transformer", "input_shape": [3, 5, 7], "classes": 1},
+        {"preset": "transformer", "input_shape": [6, 4]},
+    ],
+    ids=str,
+)
+def test_presets_take_other_shapes_and_classes(body: dict[str, Any]) -> None:
+    model = PresetModel.model_validate(body)
+    module = build(model, seed=0)
+    known = facts(model)
+    assert known.input_shape == model.shape and known.output_shape == (model.outputs,)
+    assert sum(parameter.numel() for parameter in module.parameters()) == known.parameters
+    assert module(*inputs(model, 3, seed=0)).shape == (3, model.outputs)
+
+
+def test_the_transformer_reads_rows_in_their_order() -> None:
+    module = build(PresetModel(preset="transformer", input_shape=[2, 5, 7]), seed=0)
+    x = torch.randn(1, 2, 5, 7)
+    tokens = build(PresetModel(preset="transformer", input_shape=[5, 14]), seed=0)
+    torch.testing.assert_close(module(x), tokens(torch.cat([x[:, 0], x[:, 1]], dim=2)))
+    assert not torch.allclose(module(x), module(x.flip(2)), atol=1e-3)  # positions tell the rows apart
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -150,6 +183,7 @@ def test_preset_facts_follow_the_real_modules_layer_by_layer(preset: str) -> Non
             part.register_forward_hook(lambda part, _, y: seen.append((type(part).__name__, tuple(y.shape[1:]))))
     module(*inputs(model, 1, seed=0))
     by_contract = [(step.layer.type, step.output_shape) for step in steps_of(model)]
+    seen = [entry for entry in seen if entry[0] != "MeanToken"]  # no layer of torch's
     if preset == "resnet18":  # its blocks call torch.relu, and shortcuts that change nothing are no steps
         seen = [entry for entry in seen if entry[0] not in ("ReLU", "Identity")]
         by_contract = [entry for entry in by_contract if entry[0] != "ReLU"]

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import gc
 import io
+import math
 import random
 import statistics
 import time
@@ -118,7 +119,7 @@ def reproduction(spec: JitSpec, threads: int) -> str:
         threads=threads,
         budget_s=spec.budget_s,
         dtype=spec.dtype,
-        model_source=_model_source(spec.model),
+        model_source=model_source(spec.model),
         inputs_source=_inputs_source(spec.model),
         builders="\n".join(f'    "{v.value}": {_BUILDERS[v]},' for v in builders),
         batch_sizes=list(spec.batch_sizes),
@@ -126,9 +127,11 @@ def reproduction(spec: JitSpec, threads: int) -> str:
     )
 
 
-def _model_source(model: PresetModel | LayersModel) -> str:
+def model_source(model: PresetModel | LayersModel) -> str:
+    """Python that defines `build_model()`, which makes this model with its initial weights."""
     if isinstance(model, PresetModel):
-        parts = [_definitions(presets, drop={"PRESETS"}), f"new_model = {model.preset}"]
+        new_model = f"def new_model():\n    return {model.preset}({model.shape}, {model.outputs})"
+        parts = [_definitions(presets, drop={"PRESETS"}), new_model]
     else:
         lines = "".join(f"        {_constructor(layer)},\n" for layer in model.parsed)
         own = [inspect.getsource(layers.OWN[t]) for t in sorted({la.type for la in model.parsed} & layers.OWN.keys())]

@@ -29,10 +29,10 @@ from typing import Any, Literal, NoReturn
 
 import orjson
 
-from torchstone.errors import InvalidModel, OutOfMemory
+from torchstone.errors import DataMissing, InvalidModel, OutOfMemory
 from worker import processes
 
-FailureKind = Literal["error", "invalid_model", "out_of_memory", "unavailable", "died"]
+FailureKind = Literal["error", "invalid_model", "out_of_memory", "unavailable", "data_missing", "died"]
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "cannot allocate memory", "bad_alloc", "not enough memory")
 
 
@@ -177,6 +177,8 @@ def explain(error: BaseException) -> tuple[FailureKind, str]:
         return "out_of_memory", message or "out of memory"
     if isinstance(error, Unavailable):
         return "unavailable", message
+    if isinstance(error, DataMissing):
+        return "data_missing", message
     if isinstance(error, InvalidModel):
         return "invalid_model", message
     return "error", f"{type(error).__name__}: {message}"[:2000]

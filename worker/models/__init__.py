@@ -29,7 +29,10 @@ def build(model: PresetModel | LayersModel, seed: int) -> nn.Module:
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        module = PRESETS[model.preset]() if isinstance(model, PresetModel) else sequential(model.parsed)
+        if isinstance(model, PresetModel):
+            module = PRESETS[model.preset](model.shape, model.outputs)
+        else:
+            module = sequential(model.parsed)
         set_initial_weights(module, model.initial)
     return module
 

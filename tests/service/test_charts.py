@@ -1,0 +1,171 @@
+"""Curves as pictures: which charts a result has, what they show, and how they are served."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import httpx
+import pytest
+
+from service import charts
+from service.app import create_app
+from tests.torchstone.store_samples import claim, submit, up
+from torchstone.jobs import State
+from torchstone.results import Curve, Result
+from torchstone.settings import Settings
+from torchstone.store import Store, leases
+
+
+def curve(of: str, y: list[float | None], name: str = "test_accuracy", **more: Any) -> Curve:
+    given = {"x_name": "epoch", "y_name": "accuracy", "x": list(range(1, len(y) + 1)), **more}
+    return Curve(name=name, of=of, y=y, **given)
+
+
+def trained() -> Result:
+    """What a training with two strategies and two ranks has to draw."""
+    return Result(
+        curves=[
+            curve("single", [0.5, 0.7, 0.8]),
+            curve("ddp", [0.5, 0.7, 0.8]),
+            curve("single", [0.5, 0.7, 0.8], x_name="s", x=[2.5, 5.0, 7.5]),
+            curve("ddp", [0.5, 0.7, 0.8], x_name="s", x=[1.5, 3.0, 4.5]),
+            curve("single", [1.5, None, None], name="train_loss", y_name="loss"),
+            curve("ddp", [0.1, 0.2], name="rank_loss", y_name="loss", x_name="step", at={"devices": 2, "rank": 0}),
+            curve("ddp", [0.3, 0.2], name="rank_loss", y_name="loss", x_name="step", at={"devices": 2, "rank": 1}),
+            curve("ddp", [None], name="nothing"),
+        ]
+    )
+
+
+def job(result: Result, **more: Any) -> dict[str, Any]:
+    return {"name": "<b>digits</b> & co", "spec": {}, "attempts": [], "result": result.model_dump(), **more}
+
+
+def words_of(svg: bytes) -> str:
+    return " | ".join(e.text or "" for e in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text"))
+
+
+def test_one_chart_for_each_kind_of_curve() -> None:
+    found = {chart.name: (chart.title, len(chart.curves)) for chart in charts.charts_of(job(trained()))}
+    assert found == {
+        "accuracy": ("Test accuracy by epoch", 2),
+        "accuracy_by_second": ("Test accuracy over time", 2),
+        "loss": ("Train loss by epoch", 1),
+        "rank_loss": ("Rank loss by step", 2),
+    }
+    assert charts.charts_of(job(Result())) == [] and charts.charts_of({"result": None}) == []
+
+
+def test_a_picture_names_its_lines_its_axes_and_the_job() -> None:
+    spec = {"model": {"preset": "lenet"}, "dataset": {"name": "digits"}, "batch_size": 64}
+    told = job(trained(), spec=spec, attempts=[{"devices": ["cpu:0", "cpu:1"]}])
+    chart = charts.find(told, "accuracy")
+    assert chart is not None
+    words = words_of(charts.draw(chart, "svg"))
+    for word in (
+        "single",
+        "ddp",
+        "epoch",
+        "Test accuracy by epoch",
+        "<b>digits</b> & co",
+        "lenet on digits",
+        "cpu:1",
+        "80%",
+    ):
+        assert word in words
+    by_rank = charts.find(told, "rank_loss")
+    assert by_rank is not None
+    assert "ddp, rank 0 | ddp, rank 1" in words_of(charts.draw(by_rank, "svg"))
+
+
+def test_a_png_is_twice_as_large_as_the_svg() -> None:
+    chart = charts.find(job(trained()), "loss")
+    assert chart is not None
+    png, svg = charts.draw(chart, "png"), ElementTree.fromstring(charts.draw(chart, "svg"))
+    assert png.startswith(b"\x89PNG")
+    assert struct.unpack(">II", png[16:24]) == tuple(2 * int(svg.attrib[side]) for side in ("width", "height"))
+
+
+def test_long_curves_are_thinned_and_keep_their_end() -> None:
+    long = curve("ddp", [0.0] * 9998 + [0.9], x_name="step")
+    (chart,) = charts.charts_of(job(Result(curves=[long])))
+    points = charts._points(chart.curves[0], "ddp")
+    assert 500 < len(points) <= 1001 and points[-1] == {"x": 9999, "y": 0.9, "of": "ddp"}
+    assert len(charts.draw(chart, "svg")) < 100_000
+
+
+def test_lines_that_hide_one_another_differ_in_width() -> None:
+    same, other = [0.1, 0.5, 0.9], [0.1, 0.7, 0.95]
+    over = tuple(curve(of, list(same)).model_dump() for of in ("single", "scratch", "ddp"))
+    widths = charts._widths(over, marked=True)
+    assert widths == sorted(widths, reverse=True) and len(set(widths)) == 3
+    apart = (over[0], curve("ddp", list(other)).model_dump())
+    assert len(set(charts._widths(apart, marked=True))) == 1
+
+
+def test_nothing_is_loaded_before_the_first_picture() -> None:
+    code = "import service.app, sys; sys.exit(bool({'altair', 'vl_convert'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Over HTTP ------------------------------------------------------------------------------------------------------
+
+Ask = Callable[[httpx.AsyncClient, str], Awaitable[None]]
+
+
+def over_http(tmp_path: Path, store: Store, ask: Ask, result: Result | None) -> None:
+    """Let `ask` query the app about a job, finished with `result` or, without one, running."""
+    (job_id,) = submit(store, name="served")
+    claimed = claim(store, up(store))
+    if result is not None:
+        with store.write() as conn:
+            leases.finish(conn, claimed.holder, State.succeeded, result=result.to_json(), files=[])
+    url = store.engine.url.render_as_string(hide_password=False)
+    app = create_app(Settings(data=tmp_path / "data", database_url=url, reconcile_s=3600))
+
+    async def serve() -> None:
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://t") as http,
+        ):
+            await ask(http, f"/v1/jobs/{job_id}")
+
+    asyncio.run(serve())
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_charts_are_listed_served_and_not_sent_twice(tmp_path: Path, store: Store) -> None:
+    async def ask(http: httpx.AsyncClient, path: str) -> None:
+        assert (await http.get(path)).json()["links"]["charts"] == f"{path}/charts"
+        items = (await http.get(f"{path}/charts")).json()["items"]
+        assert [item["name"] for item in items] == ["accuracy", "accuracy_by_second", "loss", "rank_loss"]
+        for form, media_type in charts.MEDIA_TYPES.items():
+            answer = await http.get(items[0]["links"][form])
+            assert answer.status_code == 200 and answer.headers["content-type"] == media_type
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            again = await http.get(items[0]["links"][form], headers={"If-None-Match": answer.headers["etag"]})
+            assert again.status_code == 304 and not again.content
+        assert "served" in words_of((await http.get(f"{path}/charts/accuracy.svg")).content)
+        for unknown in ("accuracy", "accuracy.pdf", "acuracy.svg", ".svg"):
+            missing = await http.get(f"{path}/charts/{unknown}")
+            assert missing.status_code == 404
+            assert "accuracy, accuracy_by_second, loss, rank_loss" in missing.json()["detail"]
+
+    over_http(tmp_path, store, ask, trained())
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_running_job_has_no_charts_yet(tmp_path: Path, store: Store) -> None:
+    async def ask(http: httpx.AsyncClient, path: str) -> None:
+        for url in (f"{path}/charts", f"{path}/charts/accuracy.svg"):
+            assert (await http.get(url)).status_code == 409
+
+    over_http(tmp_path, store, ask, None)

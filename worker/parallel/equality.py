@@ -1,0 +1,173 @@
+"""How close is equal: what a strategy's first steps gave, compared in numpy with what the reference's gave.
+
+    of, against = Found.read(losses, files), Found.read(reference_losses, [reference_file])
+    compare(of, against, steps=3, dtype="float32", adaptive=False)["weights"]["passed"]
+
+Rounding differs, and steps amplify it: the tolerances grow in proportion to the steps. Every tensor must agree by
+itself: a gradient by the norm of the difference over the norm, weights by the difference over how far they have moved.
+What is rounding beside the largest number of all has no direction to compare, and passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchstone.results import Check
+
+PER_STEP = {
+    "float32": {"loss": 1e-5, "gradient": 1e-4, "weights": 1e-4},
+    "bfloat16": dict.fromkeys(("loss", "gradient", "weights"), 2e-2),
+}
+"""Relative tolerances of one step; those after n steps are n times as wide."""
+_NEGLIGIBLE = 0.5
+"""Of the tolerance: a difference this small beside the largest number of all is rounding: of a bias before BatchNorm,
+whose gradient is nothing else, or of one that sums over all pixels, most of which cancel."""
+_NO_DIRECTION = 1e-5
+"""Of the whole gradient's norm: below it a tensor's gradient is rounding, which Adam blows up to full steps."""
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a strategy's, or the reference's, first steps gave."""
+
+    losses: list[float]
+    """Of each step, as the spec reduces it; NaN where it was none."""
+    arrays: dict[str, NDArray[Any]]
+
+    @classmethod
+    def read(cls, losses: list[float], files: Iterable[Path]) -> Found:
+        """Everything that the ranks wrote: each weight once, of the lowest rank that has it."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for file in files:
+            with np.load(file) as archive:
+                arrays |= {name: archive[name] for name in archive.files if name not in arrays}
+        return cls(losses, arrays)
+
+    def part(self, prefix: str) -> dict[str, NDArray[Any]]:
+        """The arrays whose names begin so, by the rest of their names."""
+        return {name[len(prefix) :]: array for name, array in self.arrays.items() if name.startswith(prefix)}
+
+
+def compare(of: Found, against: Found, steps: int, dtype: str, adaptive: bool) -> dict[str, dict[str, Any]]:
+    """Loss, gradient and weights after `steps` steps: the fields of a Check row for each.
+
+    `adaptive`: the optimiser divides by the gradient's own size (Adam), so that weights without a gradient to speak of
+    move by rounding alone; they are left out.
+    """
+    tolerances = {what: steps * one for what, one in PER_STEP[dtype].items()}
+    loss = _closeness({"": np.array(of.losses)}, {"": np.array(against.losses)}, None, tolerances["loss"])
+    worst: dict[str, Any] | None = None
+    for step in range(steps):
+        found = closeness_of_gradients(of, against, step, tolerances["gradient"])
+        if worst is None or (worst["passed"], -(worst["norm_rel_error"] or 0)) > (
+            found["passed"],
+            -(found["norm_rel_error"] or 0),
+        ):
+            worst = found
+    assert worst is not None
+    idle = _without_direction(against, steps) if adaptive else frozenset()
+    weights = _closeness(
+        of.part("weights/"), against.part("weights/"), against.part("initial/"), tolerances["weights"], idle
+    )
+    if idle:
+        weights["detail"] = (
+            f"{weights['detail'] or ''} left out, their gradient is rounding: {', '.join(sorted(idle)[:5])}"
+        )
+    return {"loss": loss, "gradient": worst, "weights": weights}
+
+
+def closeness_of_gradients(of: Found, against: Found, step: int, tolerance: float) -> dict[str, Any]:
+    """Whether the gradients of one step are equal within `tolerance`."""
+    return _closeness(of.part(f"gradient/{step}/"), against.part(f"gradient/{step}/"), None, tolerance)
+
+
+def _without_direction(of: Found, steps: int) -> frozenset[str]:
+    """The weights whose gradient, in some step, is nothing beside the whole gradient."""
+    found: set[str] = set()
+    for step in range(steps):
+        norms = {name: _norm(array.astype(np.float64)) for name, array in of.part(f"gradient/{step}/").items()}
+        whole = float(np.sqrt(sum(norm * norm for norm in norms.values())))
+        found |= {name for name, norm in norms.items() if 0 < norm < _NO_DIRECTION * whole}
+    return frozenset(found)
+
+
+def distance(of: Found, against: Found) -> float:
+    """How far the weights are apart, over how far they have moved: what BatchNorm per device changes."""
+    found = _closeness(of.part("weights/"), against.part("weights/"), against.part("initial/"), 0.0)
+    return float(found["norm_rel_error"] or 0.0)
+
+
+def _closeness(
+    ours: Arrays, theirs: Arrays, initial: Arrays | None, tolerance: float, without: frozenset[str] = frozenset()
+) -> dict[str, Any]:
+    """Whether two sets of arrays are equal within `tolerance`, each by itself; the numbers told are of all together.
+
+    NaNs in the same place are equal, and counted. `initial`: judge by how far each has moved from there.
+    """
+    if ours.keys() != theirs.keys():
+        only = sorted(ours.keys() ^ theirs.keys())[:5]
+        return _row(False, tolerance, 0.0, detail=f"on one side only: {', '.join(only)}")
+    names = [name for name in theirs if theirs[name].dtype.kind == "f" and name not in without]
+    misshapen = [name for name in names if ours[name].shape != theirs[name].shape]
+    if misshapen:
+        return _row(False, tolerance, 0.0, detail=f"of another shape: {', '.join(misshapen[:5])}")
+    nan_count = sum(int(np.isnan(ours[name]).sum()) for name in names)
+    if any(not np.array_equal(np.isfinite(ours[name]), np.isfinite(theirs[name])) for name in names):
+        where = "not a number, or infinite, on one side only"
+        return _row(False, tolerance, 0.0, nan_count=nan_count, detail=where)
+    errors, moves, values = [], [], []
+    for name in names:
+        a, b = ours[name].astype(np.float64), theirs[name].astype(np.float64)
+        finite = np.isfinite(b)
+        start = initial[name].astype(np.float64) if initial else np.zeros_like(b)
+        errors.append(np.abs(a - b)[finite])
+        moves.append((b - start)[finite])
+        values.append(np.abs(b[finite]))
+    largest = max((float(np.abs(move).max(initial=0.0)) for move in moves), default=0.0)
+    # What is rounding beside the largest movement, or of the numbers themselves, has no direction to compare.
+    rounding = 0.0 if initial is None else 2e-7 * max((float(v.max(initial=0.0)) for v in values), default=0.0)
+    atol = max(tolerance * largest * _NEGLIGIBLE, rounding)
+    apart = [
+        name
+        for name, error, move in zip(names, errors, moves, strict=True)
+        if float(error.max(initial=0.0)) > atol and _norm(error) > tolerance * _norm(move)
+    ]
+    error, move, value = (np.concatenate(rows) if rows else np.zeros(0) for rows in (errors, moves, values))
+    norm = _norm(move)
+    return _row(
+        not apart,
+        tolerance,
+        atol,
+        max_abs_error=float(error.max(initial=0.0)),
+        max_rel_error=float((error[value > 0] / value[value > 0]).max(initial=0.0)),
+        norm_rel_error=_norm(error) / norm if norm > 0 else None,
+        bitwise=all(ours[name].tobytes() == theirs[name].tobytes() for name in names),
+        nan_count=nan_count,
+        detail=f"apart: {', '.join(apart[:5])}" if apart else None,
+    )
+
+
+def _norm(values: NDArray[np.float64]) -> float:
+    return float(np.sqrt((values * values).sum()))
+
+
+def _row(passed: bool, rtol: float, atol: float, **more: Any) -> dict[str, Any]:
+    return {"passed": passed, "rtol": rtol, "atol": atol, **more}
+
+
+def check_rows(
+    name: str, of: str, against: str, at: dict[str, Any], found: dict[str, dict[str, Any]], detail: str
+) -> list[Check]:
+    """A row for each of loss, gradient and weights."""
+    rows = []
+    for what, fields in found.items():
+        said = f"{detail}; {fields['detail']}" if fields.get("detail") else detail
+        rows.append(Check(name=name, of=of, against=against, at={**at, "what": what}, **{**fields, "detail": said}))
+    return rows

@@ -1,0 +1,194 @@
+"""What a rank answers: it gets ready, proves that it computes the right thing, trains epochs, counts right answers.
+
+    trainer = Trainer(setting, rank, life)        # lives in a process of its own (`worker.parallel.ranks`)
+    trainer.prepare(started_s)                    # joins the others, loads the data, builds the model
+    trainer.check(steps=3)                        # the first steps, written to a file for comparison; then undone
+    trainer.train_epoch(1); trainer.evaluate(); trainer.save()
+
+All strategies share this loop; they differ in what one step does. Answers are plain numbers; tensors go through files
+in the job's folder.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from worker.parallel.feed import Feed
+from worker.parallel.group import Group
+from worker.parallel.ranks import Life
+from worker.parallel.setting import Course, Setting
+from worker.parallel.shards import without_dropout
+from worker.parallel.single import Share
+
+_LOOK_STEPS = 25
+"""How often ranks agree on whether the loss is still a number."""
+
+STRATEGIES: dict[str, tuple[str, str]] = {
+    "single": ("worker.parallel.single", "Single"),
+    "scratch": ("worker.parallel.scratch", "Scratch"),
+    "replicate": ("worker.parallel.replicate", "Replicate"),
+    "ddp": ("worker.parallel.ddp", "Ddp"),
+    "fsdp": ("worker.parallel.fsdp", "Fsdp"),
+    "tensor": ("worker.parallel.tensor", "TensorParallel"),
+    "pipeline": ("worker.parallel.pipeline", "Pipeline"),
+    "parameter_server": ("worker.parallel.parameter_server", "ParameterServer"),
+}
+ONE_PROCESS = ("single", "scratch", "replicate")
+"""Strategies that hold all their devices in one process."""
+
+
+class Trainer:
+    """One rank, from start to end."""
+
+    def __init__(self, setting: Setting, rank: int, life: Life) -> None:
+        self.setting, self.rank, self.life = setting, rank, life
+        self.course = Course(setting)
+        self.steps_done = 0
+        self.base_bytes = _resident_bytes("VmRSS")  # what was there before the fork
+
+    def prepare(self, started_s: float) -> dict[str, Any]:
+        """Join the others, load the data, build the model. `started_s`: when this process was asked for."""
+        with self.life.at_work():
+            setting = self.setting
+            if setting.is_compiled:
+                use_cache(setting.folder / f"cache-{setting.key}-{self.rank}")
+            alone = setting.strategy in ONE_PROCESS
+            self.group = Group() if alone else Group.join(setting, self.rank)
+            self.feed = Feed(setting, self.rank)
+            module, name = STRATEGIES[setting.strategy]
+            make: Callable[..., Any] = getattr(import_module(module), name)
+            self.strategy = make(setting, self.feed) if alone else make(setting, self.feed, self.rank, self.group)
+            return {"start_s": time.perf_counter() - started_s}
+
+    def check(self, steps: int) -> dict[str, Any]:
+        """Run the first `steps` steps as training will, write what they gave to a file, and undo them."""
+        with self.life.at_work():
+            strategy = self.strategy
+            strategy.restart()
+            arrays: dict[str, Any] = {}
+            shares = []
+            begun_s = time.perf_counter()
+            first_step_s = 0.0
+            with without_dropout(strategy.modules, self.setting.checks_without_dropout):
+                for step, batch in enumerate(self.feed.first_batches(steps, self.course)):
+                    share = strategy.step(batch, self.setting.learning_rate(step, self.course))
+                    shares.append(_numbers(strategy.shares(share)))
+                    first_step_s = first_step_s or time.perf_counter() - begun_s
+                    self.life.steps += 1
+                    for name, gradient in strategy.gradients().items():
+                        arrays[f"gradient/{step}/{name}"] = _array(gradient)
+            spread = strategy.spread()
+            for name, value in strategy.weights().items():
+                arrays[f"weights/{name}"] = _array(value)
+            file = self.setting.file(f"{self.rank}.check.npz")
+            np.savez(file, **arrays)
+            bytes_per_step = strategy.bytes_sent // max(1, steps)
+            strategy.restart()
+            self.life.steps = 0
+            return {
+                "file": str(file),
+                "shares": shares,
+                "spread": spread,
+                "first_step_s": first_step_s,
+                "bytes_per_step": bytes_per_step,
+            }
+
+    def train_epoch(self, epoch: int) -> dict[str, Any]:
+        """One epoch (from 1), or what `max_steps` leaves of it; ends early where the loss is no number any more."""
+        with self.life.at_work():
+            setting, strategy = self.setting, self.strategy
+            batches = self.feed.epoch(epoch)[: self.course.steps_in(epoch)]
+            shares: list[list[Share]] = []
+            diverged = False
+            strategy.settle()
+            begun_s = time.perf_counter()
+            for batch in batches:
+                share = strategy.step(batch, setting.learning_rate(self.steps_done, self.course))
+                shares.append(strategy.shares(share))
+                self.steps_done += 1
+                self.life.steps = self.steps_done
+                if len(shares) % _LOOK_STEPS == 0 and not setting.spec.record_steps:
+                    diverged = self._has_diverged(shares[-_LOOK_STEPS:])
+                    if diverged:
+                        break
+            strategy.settle()
+            seconds = time.perf_counter() - begun_s
+            numbers = [_numbers(share) for share in shares]
+            return {
+                "seconds": seconds,
+                "steps": len(numbers),
+                "shares": numbers,
+                "marks": strategy.marks(),
+                "diverged": diverged or not all(math.isfinite(s or math.nan) for row in numbers for s, n in row if n),
+                "samples": sum(len(batch) for batch in batches[: len(numbers)]),
+                "learning_rate": setting.learning_rate(max(0, self.steps_done - 1), self.course),
+                "peak_bytes": self._peak_bytes(),
+            }
+
+    def evaluate(self) -> dict[str, Any]:
+        """How many of this rank's share of the test set are right."""
+        with self.life.at_work():
+            begun_s = time.perf_counter()
+            right, samples = self.strategy.evaluate()
+            return {"right": right, "samples": samples, "seconds": time.perf_counter() - begun_s}
+
+    def save(self) -> dict[str, Any]:
+        """Write the weights that this rank can tell as safetensors; and how far the replicas have come apart."""
+        with self.life.at_work():
+            weights = {name: value.cpu().contiguous() for name, value in self.strategy.weights().items()}
+            spread = self.strategy.spread()
+            file = self.setting.file(f"{self.rank}.safetensors")
+            if self.rank == 0 or not self.strategy.tells_all:
+                save_file(weights, file)
+            else:
+                save_file({}, file)
+            return {"file": str(file), "spread": spread, "names": list(weights)}
+
+    def _has_diverged(self, shares: list[list[Share]]) -> bool:
+        """Whether any rank's loss is no number: all ranks come to the same answer, or one would wait for the rest."""
+        total = torch.stack([loss for row in shares for loss, n in row]).sum().reshape(1)
+        self.life.loss = float(total)
+        bad = (~torch.isfinite(total)).float()
+        return bool(self.group.allreduce(bad) > 0)
+
+    def _peak_bytes(self) -> list[int]:
+        if self.setting.is_cuda:
+            return [torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count())]
+        return [max(0, _resident_bytes("VmHWM") - self.base_bytes)]
+
+
+def _resident_bytes(field: str) -> int:
+    """VmRSS: memory of this process now; VmHWM: the most so far."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _numbers(shares: list[Share]) -> list[tuple[float, int]]:
+    return [(float(loss), samples) for loss, samples in shares]
+
+
+def _array(tensor: Tensor) -> Any:
+    tensor = tensor.detach().cpu()
+    # A copy: what it was taken from is written again in the next step.
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy().copy()
+
+
+def use_cache(folder: Path) -> None:
+    """Have what this rank compiles kept in a folder of its own, compiled by this process itself."""
+    from worker.contestants import inductor
+
+    inductor.use_cache(folder)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch._inductor")

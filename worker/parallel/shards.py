@@ -1,0 +1,100 @@
+"""Shards: how one global batch is shared out, and the random stream that goes with each share.
+
+split_batch(torch.arange(10), 3)                 # [0 1 2 3], [4 5 6], [7 8 9]: sizes differ by one at most
+with Stream(seed):                               # dropout in this thread draws from a stream of its own
+    model(x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def split_batch(batch: Tensor, parts: int) -> list[Tensor]:
+    """`batch` in `parts` shares along its first dimension; the last ones are empty where there are too few rows."""
+    return list(torch.tensor_split(batch, parts))
+
+
+def accumulated(shard: Tensor, parts: int, largest: int) -> list[Tensor]:
+    """A share in parts for gradient accumulation: as many on every rank, so that ranks that meet in each part meet.
+
+    `largest`: the samples of the largest share; only shares smaller than it may have empty parts.
+    """
+    return split_batch(shard, max(1, min(parts, largest)))
+
+
+class Stream(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Everything random that this thread draws comes from a generator of its own.
+
+    The default generator is one for all threads: two replicas that drop out at once would share its numbers, in an
+    order that differs from run to run.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is None and any(a.name == "generator" for a in func._schema.arguments):
+            kwargs["generator"] = self.generator
+        return func(*args, **kwargs)
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Whether a training step of this model draws random numbers."""
+    return any(_chance(part) > 0 for part in module.modules()) or any(
+        isinstance(part, nn.RReLU) for part in module.modules()
+    )
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether this model has layers whose output for one sample depends on the others of its batch."""
+    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+
+
+@contextmanager
+def without_dropout(modules: list[nn.Module], off: bool = True) -> Iterator[None]:
+    """Dropout is off until this ends (where `off` is told)."""
+    parts = [part for module in modules for part in module.modules() if off]
+    chances = [(part, _chance(part)) for part in parts if _chance(part) > 0]
+    for part, _ in chances:
+        _set_chance(part, 0.0)
+    try:
+        yield
+    finally:
+        for part, chance in chances:
+            _set_chance(part, chance)
+
+
+@contextmanager
+def statistics_at_rest(module: nn.Module, at_rest: bool) -> Iterator[None]:
+    """BatchNorm neither uses nor updates a batch's statistics until this ends: an empty share has none."""
+    layers = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training]
+    for layer in layers if at_rest else []:
+        layer.eval()
+    try:
+        yield
+    finally:
+        for layer in layers if at_rest else []:
+            layer.train()
+
+
+def _chance(part: nn.Module) -> float:
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p
+    chance = getattr(part, "dropout", 0.0)
+    return float(chance) if isinstance(chance, (int, float)) else 0.0
+
+
+def _set_chance(part: nn.Module, chance: float) -> None:
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        part.p = chance
+    else:
+        part.dropout = chance  # type: ignore[assignment]

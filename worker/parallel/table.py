@@ -1,0 +1,22 @@
+"""Which strategies can run where, in words for `skipped`.
+
+unavailable(setting, facts)            # None, or "nn.DataParallel is for GPUs: ..."
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.parallel.setting import Setting
+
+
+def unavailable(setting: Setting, facts: dict[str, Any]) -> str | None:
+    """Why this strategy cannot run on these devices with this model (`Reference.facts`); None where it can."""
+    devices = setting.world_size
+    if setting.strategy == "replicate" and not setting.is_cuda:
+        return "nn.DataParallel is for GPUs: on CPU devices PyTorch's falls through to the plain model on one"
+    if setting.strategy == "pipeline" and facts["layers"] < devices:
+        return f"{facts['layers']} layers cannot be cut into {devices} stages"
+    if setting.strategy == "tensor" and not facts["pairs"][str(devices)]:
+        return "no two layers of this model, one feeding the other unit by unit, can be cut over the devices"
+    return None

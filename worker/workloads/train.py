@@ -1,0 +1,325 @@
+"""The `train` experiment: one model trained by several strategies; is it the same, how fast, how does it scale.
+
+    result = run(parse_spec({"kind": "train", "model": {"preset": "lenet"}, "devices": {"count": 2}}), bench)
+
+In order: the reference; then, for each strategy, its ranks started and its first steps proven equal; then the epochs,
+in rounds: every strategy trains one epoch and is scored, in random order, before any trains the next, so that what
+disturbs the machine disturbs all. At the end the models are written, exported, and scored again by a process without
+Torchstone. A strategy that cannot run here is `skipped`, one that raises `failed`, and the others go on; a rank that
+dies or stands still ends the job, with what was measured until then.
+
+This process never runs a tensor operation: it forks the ranks, asks them, and does arithmetic in numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from torchstone.errors import DataMissing, InvalidModel, JobError, OutOfMemory, WorkloadError
+from torchstone.results import Code, Figure, Result, Skipped
+from torchstone.training import TrainSpec
+from worker.bench import Bench
+from worker.contestants.passport import CleanLoader
+from worker.measure.environment import Load, frequency_mhz, host_facts
+from worker.measure.quality import grade, load_codes
+from worker.parallel.export import Exporter, right_answers, scoring_program
+from worker.parallel.loop import ONE_PROCESS, Trainer
+from worker.parallel.proof import Proof, numbers, replicas_row
+from worker.parallel.ranks import Gang, GangFailed
+from worker.parallel.reference import Reference
+from worker.parallel.report import Epoch, Run, report
+from worker.parallel.reproduce import reads_files, reproduction
+from worker.parallel.setting import Setting
+from worker.parallel.table import unavailable
+
+BINARY = "application/octet-stream"
+
+
+def run(spec: TrainSpec, bench: Bench) -> Result:
+    """Train as `spec` says on the leased devices. Raises JobError, with what was measured until then."""
+    return Experiment(spec, bench).run()
+
+
+class Experiment:
+    """One job under way."""
+
+    def __init__(self, spec: TrainSpec, bench: Bench) -> None:
+        self.spec, self.bench = spec, bench
+        self.result = Result()
+        self.host: dict[str, Any] = {}
+        self.codes: list[Code] = []
+        self.runs = self._runs()
+        self.gangs: dict[str, Gang] = {}
+        self.steps_told: dict[str, int] = {}
+        self.begun_s = time.perf_counter()
+
+    def run(self) -> Result:
+        try:
+            with ExitStack() as self.open:
+                self._find_what_is_right()
+                self._start_all()
+                before = self._load_before()
+                self._train_all()
+                self._load_after(before)
+                self._save_all()
+                self.gangs.clear()
+            self._export_all()
+        except JobError as error:
+            self._report()
+            error.partial = self.result.to_json()
+            raise
+        self._report()
+        return self.result
+
+    def _runs(self) -> list[Run]:
+        spec, devices = self.spec, tuple(self.bench.devices)
+        runs = []
+        for strategy in (s.value for s in sorted(spec.strategies, key=lambda s: s.value != "single")):
+            ours = devices[:1] if strategy == "single" else devices
+            for scaling in spec.scaling if strategy != "single" else ["strong"]:
+                weak = scaling == "weak"
+                setting = Setting(
+                    spec=spec,
+                    strategy=strategy,
+                    devices=ours,
+                    batch_size=spec.batch_size * (len(ours) if weak else 1),
+                    folder=self.bench.folder,
+                    data_folders=self.bench.data_folders,
+                    key=f"{strategy}-weak" if weak else strategy,
+                )
+                runs.append(Run(setting, {"scaling": "weak"} if weak else {}))
+        return runs
+
+    def _find_what_is_right(self) -> None:
+        self._say("loading the data")
+        first = self.runs[0].setting
+        self.reference = self._gang("reference", first, lambda rank, life: Reference(first), one=True)
+        try:
+            (self.facts,) = self.reference.ask("facts", {"devices": len(self.bench.devices)})
+        except GangFailed as failure:
+            raise _as_job_error(failure) from None
+        self.proof = Proof(self.spec, self.bench.folder, self.reference, self.facts)
+        self.host = {"name": self.bench.host, **host_facts(self.bench.cores), "seed": self.spec.seed}
+        self.host["devices"] = [asdict(device) for device in self.bench.devices]
+        self.result.environment = {"hosts": [self.host]}
+        for name, unit in (("parameters", "1"), ("state_bytes", "B")):
+            self.result.figures.append(Figure(name=name, of="model", value=self.facts[name], unit=unit))
+        self._reproduce()
+
+    def _reproduce(self) -> None:
+        script = self.bench.file("reproduce.py")
+        script.write_text(reproduction(self.spec, [len(device.cores) for device in self.bench.devices]))
+        self.bench.keep(script, "text/x-python")
+        if not reads_files(self.spec):
+            data = self.bench.file("data.npz")
+            self.reference.ask("write_data", {"file": str(data)})
+            self.bench.keep(data, BINARY)
+
+    def _gang(self, key: str, setting: Setting, make: Any, one: bool) -> Gang:
+        """Ranks on the setting's devices; `one`: a single process that holds all of them."""
+        devices = setting.devices[:1]
+        threads = self.spec.threads
+        if one and key != "reference":
+            cores = tuple(core for device in setting.devices for core in device.cores)
+            devices = (type(devices[0])(devices[0].name, devices[0].type, cores, devices[0].uuid),)
+        gang = Gang.start(key, setting.devices if not one else devices, threads, make, self.spec.rank_timeout_s)
+        gang.others = lambda: list(self.gangs.values())
+        self.open.callback(gang.close)
+        return gang
+
+    def _start_all(self) -> None:
+        for run in list(self.runs):
+            reason = unavailable(run.setting, self.facts)
+            if reason:
+                self._drop(run, reason, "skipped")
+                continue
+            self._say(f"starting {run.setting.key}")
+            setting, started_s = run.setting, time.perf_counter()
+            gang = self._gang(
+                setting.key,
+                setting,
+                lambda rank, life, s=setting: Trainer(s, rank, life),
+                setting.strategy in ONE_PROCESS,
+            )
+            self.gangs[setting.key] = gang
+            gang.on_sign = lambda steps, loss, key=setting.key: self._progress(key, steps)  # type: ignore[misc]
+            try:
+                told = gang.ask("prepare", {"started_s": started_s})
+                run.start_s = max(answer["start_s"] for answer in told)
+                self._say(f"checking the first steps of {setting.key}")
+                self.proof.check(run, gang)
+            except GangFailed as failure:
+                self._fail(run, failure)
+        self.proof.close()
+        if not self.gangs:
+            reasons = "; ".join(f"{row.of}: {row.reason}" for row in self.result.skipped)
+            raise WorkloadError(f"no strategy could run: {reasons}")
+
+    def _load_before(self) -> Load:
+        self.frequency_mhz = frequency_mhz(self.bench.cores[0])
+        pids = tuple(pid for gang in self.gangs.values() for pid in gang.pids)
+        return Load.now(self.bench.cores, pids)
+
+    def _load_after(self, before: Load) -> None:
+        pids = tuple(pid for gang in self.gangs.values() for pid in gang.pids)
+        self.host["during"] = Load.now(self.bench.cores, pids).since(before)
+        self.codes += load_codes(self.host["during"], (self.frequency_mhz, frequency_mhz(self.bench.cores[0])))
+
+    def _train_all(self) -> None:
+        """Round by round: one epoch of every strategy that is not over."""
+        draw = random.Random(self.spec.seed)
+        epochs = max(run.course.epochs for run in self.runs)
+        for number in range(1, epochs + 1):
+            under_way = [run for run in self.runs if not run.is_over and number <= run.course.epochs]
+            for run in draw.sample(under_way, len(under_way)):
+                self._say(f"{run.setting.key}: epoch {number} of {run.course.epochs}")
+                try:
+                    self._train_epoch(run, self.gangs[run.setting.key], number)
+                except GangFailed as failure:
+                    self._fail(run, failure)
+
+    def _train_epoch(self, run: Run, gang: Gang, number: int) -> None:
+        told = gang.ask("train_epoch", {"epoch": number})
+        steps = min(answer["steps"] for answer in told)
+        epoch = Epoch(
+            number=number,
+            seconds=max(answer["seconds"] for answer in told),
+            samples=told[0]["samples"],
+            steps=steps,
+            losses=[numbers([s for answer in told for s in answer["shares"][step]]) for step in range(steps)],
+            marks=np.concatenate([np.array(m).reshape(1, -1, 6) for answer in told for m in answer["marks"]]).swapaxes(
+                0, 1
+            ),
+            learning_rate=told[0]["learning_rate"],
+        )
+        run.epochs.append(epoch)
+        run.peak_bytes = [peak for answer in told for peak in answer["peak_bytes"]]
+        self.steps_told[run.setting.key] = sum(e.steps for e in run.epochs)
+        scored = gang.ask("evaluate")
+        epoch.right, epoch.eval_samples = (sum(answer[what] for answer in scored) for what in ("right", "samples"))
+        epoch.eval_s = max(answer["seconds"] for answer in scored)
+        run.diverged = run.diverged or any(answer["diverged"] for answer in told)
+        accuracy = epoch.right / epoch.eval_samples
+        loss = run.reduced(epoch.losses[-1]) if epoch.losses else math.nan
+        print(f"  {run.setting.key}: {epoch.seconds:.2f} s, loss {loss:.4f}, accuracy {accuracy:.4f}", flush=True)
+        # A recorded run goes on: its losses are what was asked for.
+        run.is_over = run.diverged and not self.spec.record_steps
+        if self.spec.target_accuracy is not None and accuracy >= self.spec.target_accuracy:
+            run.reached_s, run.is_over = run.trained_s[-1], True
+
+    def _save_all(self) -> None:
+        (self.labels,) = self.reference.ask("test_file", {"file": str(self.bench.file("test.pt"))})
+        for run in [run for run in self.runs if not run.at]:
+            try:
+                told = self.gangs[run.setting.key].ask("save")
+            except GangFailed as failure:
+                self._fail(run, failure)
+                continue
+            run.checks.append(replicas_row(run, told[0]["spread"], sum(epoch.steps for epoch in run.epochs)))
+            file = self.bench.file(f"{run.name}.safetensors")
+            _merge([Path(answer["file"]) for answer in told], file)
+            self.bench.keep(file, BINARY)
+
+    def _export_all(self) -> None:
+        """Each model as TorchScript, scored by a process without Torchstone."""
+        with ExitStack() as self.open:
+            first = self.runs[0].setting
+            exporter = self._gang("export", first, lambda rank, life: Exporter(first), one=True)
+            for run in [run for run in self.runs if not run.at and run.epochs]:
+                name = f"{run.name}.pt"
+                self._say(f"exporting {name}")
+                try:
+                    files = {
+                        "weights": str(self.bench.file(f"{run.name}.safetensors")),
+                        "file": str(self.bench.file(name)),
+                    }
+                    exporter.ask("export", files)
+                except GangFailed as failure:
+                    reason = f"the model cannot be exported: {failure.reason}"
+                    self.result.skipped.append(Skipped(of=name, reason=reason, status="failed"))
+                    continue
+                self._score(run, name)
+                self.bench.keep(self.bench.file(name), BINARY)
+
+    def _score(self, run: Run, name: str) -> None:
+        output = self.bench.file(f"{name}.npz")
+        program = scoring_program(name, self.spec.eval_batch_size)
+        loader = self._gang("loader", run.setting, lambda rank, life: CleanLoader(), one=True)
+        arguments = {"program": program, "folder": str(self.bench.folder), "inputs": str(self.bench.file("test.pt"))}
+        try:
+            (ours,) = loader.ask("run", {**arguments, "output": str(output)})
+        except GangFailed as failure:
+            raise WorkloadError(f"{name} could not be used by a process without Torchstone: {failure.reason}") from None
+        assert ours == [], f"the loader is not clean: {ours}"
+        right, last = right_answers(output, self.labels), run.epochs[-1]
+        run.exported_accuracy = right / len(self.labels)
+        # Summed in another order, samples on the border between two classes may fall to the other side.
+        if abs(right - last.right) > max(1, len(self.labels) // 1000):
+            told = f"{last.right} and {right} of {len(self.labels)} right answers"
+            raise WorkloadError(f"{name} does not do what was trained: {told} in training and after export")
+
+    def _report(self) -> None:
+        for run in self.runs:
+            if self.spec.compile and not run.setting.is_compiled:
+                self.codes.append(Code(code="not_compiled", severity="info", evidence={"of": run.name}))
+        report(self.result, self.runs, self.bench.file("samples.npz"))
+        self.result.quality = grade(self.codes)
+        self.bench.keep(self.bench.file("samples.npz"), BINARY)
+
+    def _fail(self, run: Run, failure: GangFailed) -> None:
+        if failure.kind in ("invalid_model", "data_missing"):
+            raise _as_job_error(failure) from None
+        self._drop(run, failure.reason, "skipped" if failure.kind == "unavailable" else "failed")
+        if not any(not r.is_over or r.epochs for r in self.runs):
+            raise _as_job_error(failure) from None
+
+    def _drop(self, run: Run, reason: str, status: Any) -> None:
+        """This strategy takes no further part; what it measured stays."""
+        print(f"  {run.setting.key}: {status}: {reason}", flush=True)
+        self.result.skipped.append(Skipped(of=run.setting.key, reason=reason, status=status))
+        gang = self.gangs.pop(run.setting.key, None)
+        if gang is not None:
+            gang.close()
+        run.is_over = True
+        if not run.epochs:
+            self.runs.remove(run)
+
+    def _progress(self, key: str, steps: int) -> None:
+        self.steps_told[key] = steps
+        total = sum(run.course.total_steps for run in self.runs)
+        done = sum(self.steps_told.values())
+        eta_s = (time.perf_counter() - self.begun_s) / done * (total - done) if done else None
+        self.bench.progress(done, total, "steps", eta_s, f"{key}, step {steps}")
+
+    def _say(self, message: str) -> None:
+        print(message, flush=True)
+        done = sum(self.steps_told.values())
+        total = sum(run.course.total_steps for run in self.runs)
+        self.bench.progress(done, total, "steps", None, message)
+
+
+def _merge(files: list[Path], into: Path) -> None:
+    """One file with every weight that the ranks wrote, as the lowest rank that has it wrote it."""
+    weights: dict[str, Any] = {}
+    for file in files:
+        weights = {**load_file(file), **weights}
+        file.unlink()
+    save_file(weights, into)
+
+
+def _as_job_error(failure: GangFailed) -> JobError:
+    kinds: dict[str, type[JobError]] = {
+        "data_missing": DataMissing,
+        "invalid_model": InvalidModel,
+        "out_of_memory": OutOfMemory,
+    }
+    return kinds[failure.kind](failure.reason) if failure.kind in kinds else WorkloadError(str(failure))
