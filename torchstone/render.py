@@ -21,6 +21,9 @@ __all__ = ["csv", "text"]
 Json = Mapping[str, Any]
 _MOST_ROWS = 40
 _MOST_COLUMNS = 10
+_MOST_LETTERS = 160
+_NOT_MEASURED = {"kind", "name", "labels", "devices", "isolation", "priority", "timeout_s", "start_within_s"}
+"""Of a spec, what says how the job is run and not what is measured; or stands in the head already."""
 
 
 def text(job: Json) -> str:
@@ -48,6 +51,7 @@ def text(job: Json) -> str:
 def _header(job: Json, result: Json) -> list[str]:
     title = f"{job['kind']} {job['id']}" + (f" ({job['name']})" if job.get("name") else "")
     facts = [("state", _state(job))]
+    facts += [("spec", line) for line in filter(None, [_spec(job.get("spec") or {})])]
     attempts = job.get("attempts") or []
     hosts = (result.get("environment") or {}).get("hosts") or []
     facts += [("machine", line) for line in filter(None, map(_machine, hosts))]
@@ -59,6 +63,16 @@ def _header(job: Json, result: Json) -> list[str]:
     if job.get("finished_at"):
         facts.append(("finished", str(job["finished_at"])[:19].replace("T", " ") + " UTC"))
     return [title, *(f"  {name:<9} {fact}" for name, fact in facts)]
+
+
+def _spec(spec: Json) -> str:
+    """What was measured: every setting that is on, a long one cut."""
+    facts = []
+    for key, value in spec.items():
+        if key not in _NOT_MEASURED and value not in (None, False, [], {}):
+            told = "true" if value is True else _cell(value)
+            facts.append(f"{key} {told if len(told) <= _MOST_LETTERS else told[:_MOST_LETTERS] + ' ...'}")
+    return ", ".join(facts)
 
 
 def _state(job: Json) -> str:
@@ -113,7 +127,7 @@ def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[s
     common = scale([row.get("median") for row in rows], unit)
     blocks = any(row.get("calls_per_sample", 1) > 1 for row in rows)
     header = ["of", *points, "n x calls" if blocks else "n", f"median {common.unit}", "p10 .. p90", "iqr", "ci95"]
-    header.append("first call")
+    header += ["build", "first call"]
     header += ["speed-up", "ci95", "verdict", "check"]
     body = []
     for row in rows:
@@ -128,6 +142,7 @@ def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[s
                 _span([row.get("p10"), row.get("p90")], common),
                 measure(row.get("iqr"), common),
                 _span(row.get("ci95"), common),
+                quantity(row["build_cold_s"], "s") if row.get("build_cold_s") is not None else "",
                 quantity(row.get("first_call_s"), "s"),
                 *_speedup(comparison, is_baseline),
                 _check_of(row, result),
