@@ -52,7 +52,8 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: setup lint
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -n 2 -p tests.no_torch -m 'not slow' tests/torchstone tests/service
+	$(BIN)/python -m pytest -m 'not slow' --ignore tests/torchstone --ignore tests/service
 	$(BIN)/python -m pytest -m slow
 
 clean:
