@@ -38,6 +38,11 @@ def test_a_signal_stops_all_within_seconds_even_amid_a_job(tmp_path: Path, numbe
         assert time.monotonic() - begin_s < 12
         up.mark.wait_until_gone(within_s=0.5)
     assert "was killed" not in up.output()
+    # The job was handed back, not failed: it runs when its worker is there again.
+    with running(tmp_path / "d") as up, Client(up.url) as client:
+        wait_until(lambda: client.job(job["id"])["state"] == "running", within_s=60)
+        assert [a["outcome"] for a in client.job(job["id"])["attempts"]] == ["returned", None]
+        client.cancel(job["id"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's parent-death signal")

@@ -49,6 +49,7 @@ def main(
 
     `find` gives the `run` function of a kind.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the forkserver's own handling is not the job's
     os.setsid()
     processes.die_with_parent()
     processes.become_subreaper()

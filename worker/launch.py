@@ -19,8 +19,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as futures_wait
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -74,9 +74,10 @@ class Outcome:
 class Launcher:
     """The forkserver with torch imported, and the one thread that starts processes through it."""
 
-    def __init__(self, entry: str = "worker.child") -> None:
+    def __init__(self, entry: str = "worker.child", start_within_s: float = START_WITHIN_S) -> None:
         """`entry`: the module whose `main(assignment, events, output)` a job's process runs."""
         self._entry = entry
+        self.start_within_s = start_within_s
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["worker.preload"])
         # The kernel ends the forkserver when the thread that started it ends: so one lasting thread starts everything.
@@ -94,21 +95,28 @@ class Launcher:
         """Start the forkserver, without waiting until it has imported torch."""
         self._starter.submit(forkserver.ensure_running).result()
 
-    def start(self, assignment: Assignment, within_s: float = START_WITHIN_S) -> JobProcess:
+    def start(self, assignment: Assignment, is_wanted: Callable[[], bool] = lambda: True) -> JobProcess | None:
         """Start a process for `assignment` (which becomes `worker.child.main`'s).
 
-        Raises OSError where that takes longer than `within_s`: the forkserver is ended then, and the next start begins
-        with a new one.
+        The first start waits until the forkserver has imported torch, which takes seconds. None when the process was
+        no longer wanted before it had started: it is ended as soon as it is there. Raises OSError where a start takes
+        longer than `start_within_s`: the forkserver is ended then, and the next start begins with a new one.
         """
         starting = self._starter.submit(self._start, assignment)
-        try:
+        within_s = self.start_within_s
+        deadline_s = time.monotonic() + within_s
+        while not futures_wait([starting], LOOK_S).done and is_wanted() and time.monotonic() < deadline_s:
+            pass
+        if starting.done():
+            return starting.result()
+        if not is_wanted():
+            starting.add_done_callback(_end_unwanted)
+            return None
+        log.error("the forkserver hangs and is ended", pid=self.server_pid)
+        if self.server_pid is not None:
+            processes.end_group(self.server_pid, grace_s=0)
+        with contextlib.suppress(EOFError, OSError):  # what it waited for has come to its end
             return starting.result(within_s)
-        except FutureTimeout:
-            log.error("the forkserver hangs and is ended", pid=self.server_pid)
-            if self.server_pid is not None:
-                processes.end_group(self.server_pid, grace_s=0)
-            with contextlib.suppress(EOFError, OSError):  # what it waited for has come to its end
-                return starting.result(within_s)
         raise OSError(f"the forkserver did not start the job's process within {within_s:g} s")
 
     def _start(self, assignment: Assignment) -> JobProcess:
@@ -151,10 +159,9 @@ class Launcher:
 
     def close(self) -> None:
         """End the forkserver; jobs must be over."""
-        server = self.server_pid
+        if self.server_pid is not None:
+            processes.end_group(self.server_pid, grace_s=0)  # first: a start may still wait for it
         self._starter.shutdown()
-        if server is not None:
-            processes.end_group(server, grace_s=0)
 
 
 class JobProcess:
@@ -182,6 +189,12 @@ class JobProcess:
                 self._stopped = reason
                 with contextlib.suppress(OSError):
                     os.write(self._wake_write, b"!")
+
+    def discard(self) -> None:
+        """End it unwatched."""
+        processes.end_group(self.pid, grace_s=0)
+        self._process.join(timeout=10)
+        self._close()
 
     def watch(
         self,
@@ -326,6 +339,12 @@ def end_recorded(folder: Path) -> list[int]:
     if started is None or processes.start_time(pid) != started:
         return []
     return processes.end_group(pid, grace_s=0).pids
+
+
+def _end_unwanted(starting: Future[JobProcess]) -> None:
+    """A process that came too late for its job."""
+    if starting.exception() is None:
+        starting.result().discard()
 
 
 def _enter(entry: str, assignment: Assignment, events: Connection, output: Connection) -> None:

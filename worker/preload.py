@@ -9,9 +9,14 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
+import warnings
 
 from worker import processes
 
+# Whoever stops the worker's process group means the worker: it still needs its jobs, and this, to hand them back.
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")  # orphans of jobs end here: as meant
 processes.die_with_parent()
 processes.become_subreaper()
 

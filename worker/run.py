@@ -105,7 +105,10 @@ class JobRun:
     def _attempt(self) -> None:
         begun_s = time.monotonic()
         self.folder.mkdir(parents=True)
-        process = self.station.launcher.start(self._assignment())
+        process = self.station.launcher.start(self._assignment(), is_wanted=lambda: self._stop_reason is None)
+        if process is None:
+            self._end_unstarted()
+            return
         with self._lock:
             self._process = process
             if self._stop_reason is not None:
@@ -131,6 +134,14 @@ class JobRun:
             self._give_back("the forkserver died, and the job's process with it", spent=True)
             return
         self._record(outcome)
+
+    def _end_unstarted(self) -> None:
+        """It was stopped while its process was still starting."""
+        if self._stop_reason == "canceled":
+            self._persist(lambda conn: leases.finish(conn, self.claim.holder, State.canceled))
+            self.is_finished = True
+        elif self._stop_reason == "draining":
+            self._give_back("the worker is shutting down", spent=False)
 
     def _assignment(self) -> Assignment:
         leased = [self.station.devices[name] for name in self.claim.devices]

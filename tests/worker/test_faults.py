@@ -12,7 +12,6 @@ from sqlalchemy import text
 from tests.worker.test_host import Bed, bed, launcher, until
 from torchstone.store import jobs, leases
 from worker import processes
-from worker.launch import Launcher
 
 __all__ = ["bed", "launcher"]  # fixtures
 
@@ -103,7 +102,7 @@ def test_a_forkserver_that_hangs_is_replaced(bed: Bed, monkeypatch: pytest.Monke
     assert bed.ended(bed.submit("answer"))["state"] == "succeeded"
     server = host.launcher.server_pid
     assert server is not None
-    monkeypatch.setattr(Launcher.start, "__defaults__", (1.0,))
+    monkeypatch.setattr(host.launcher, "start_within_s", 1.0)
     os.kill(server, signal.SIGSTOP)
     job_id = bed.submit("answer")
     until(lambda: not processes.is_alive(server))

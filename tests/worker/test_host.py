@@ -293,3 +293,30 @@ def test_the_forkserver_may_die(bed: Bed) -> None:
     assert server is not None
     os.kill(server, signal.SIGKILL)
     assert bed.ended(bed.submit("answer"))["state"] == "succeeded"
+
+
+def test_a_job_that_is_still_starting_is_cancelled_at_once(bed: Bed) -> None:
+    # Given a forkserver that must import torch again before it can start anything
+    host = bed.open()
+    assert bed.ended(bed.submit("answer"))["state"] == "succeeded"
+    assert host.launcher.server_pid is not None
+    os.kill(host.launcher.server_pid, signal.SIGKILL)
+    job_id = bed.submit("wait")
+    until(lambda: bed.job(job_id)["state"] == "running")
+    # When the job is cancelled meanwhile, then it ends without having run, and the next one runs
+    with bed.store.write() as conn:
+        jobs.cancel(conn, job_id)
+    assert bed.ended(job_id)["state"] == "canceled"
+    assert bed.log(job_id) == ""
+    assert bed.ended(bed.submit("answer"))["state"] == "succeeded"
+
+
+def test_the_forkserver_outlives_a_request_to_stop(bed: Bed) -> None:
+    """Whoever stops the worker's whole process group must not end the jobs that it is about to hand back."""
+    host = bed.open()
+    job_id = bed.submit("wait")
+    until(lambda: bed.job(job_id)["progress"])
+    assert host.launcher.server_pid is not None
+    os.kill(host.launcher.server_pid, signal.SIGTERM)
+    host.drain()
+    assert [a["outcome"] for a in bed.job(job_id)["attempts"]] == ["returned"]
