@@ -63,7 +63,7 @@ def _as_request_error(error: Exception) -> RequestError:
         return error
     if isinstance(error, SQLAlchemyError) and is_transient(error):
         log.warning("the database is out of reach", error=str(getattr(error, "orig", error)))
-        return Unavailable("the database is out of reach or busy; the same request may succeed in a moment")
+        return Unavailable("the database is out of reach, busy or full; the same request may succeed in a moment")
     return RequestError("an error of the service itself; its log tells more")
 
 

@@ -27,8 +27,8 @@ async def reconcile_forever(database: Database, bell: Bell, settings: Settings) 
             lost, gangs = await database.write(
                 leases.reconcile, max_attempts=settings.max_attempts, ring_again_s=ring_again_s
             )
-        except SQLAlchemyError as error:
-            if not is_transient(error):
+        except Exception as error:
+            if not (isinstance(error, SQLAlchemyError) and is_transient(error)):
                 log.exception("reconciling failed; trying again")
             else:
                 log.warning("reconciling failed; trying again", error=str(getattr(error, "orig", error)))

@@ -20,7 +20,6 @@ from time import monotonic
 
 import structlog
 from fastapi import Request
-from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import Database
 from torchstone.jobs import TERMINAL
@@ -105,7 +104,7 @@ class Waits:
                 await self._wanted.wait()
             try:
                 await self._look()
-            except SQLAlchemyError as error:
+            except Exception as error:  # the driver's own, too: whoever waits, now or later, depends on this going on
                 log.warning("cannot look for changes; trying again", error=str(getattr(error, "orig", error)))
                 await asyncio.sleep(_AFTER_AN_ERROR_S)
             quiet_s = monotonic() - self._happened_s

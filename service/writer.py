@@ -86,8 +86,8 @@ class Writer:
                 stored = jobs.insert_many(conn, batch)
                 ahead = _ahead(conn, batch)
             return [Accepted(each, ahead[new.job_id]) for new, each in zip(batch, stored, strict=True)]
-        except SQLAlchemyError as error:
-            if len(batch) == 1 or is_transient(error):
+        except Exception as error:  # whatever it is, it is for those who asked: the writer goes on
+            if len(batch) <= 1 or (isinstance(error, SQLAlchemyError) and is_transient(error)):
                 return [error] * len(batch)
         # One of them is at fault: the others must not suffer for it.
         return [outcome for new in batch for outcome in self._commit([new])]

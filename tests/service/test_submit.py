@@ -152,6 +152,15 @@ def test_the_same_key_gives_the_same_job(service: Service) -> None:
         assert service.post(SPEC, headers={"Idempotency-Key": key}).status_code == 400
 
 
+def test_a_model_larger_than_any_number_in_the_database_stops_nobody(service: Service) -> None:
+    """With no host known yet it may wait, for good; the next job is accepted all the same."""
+    side = 2**31
+    layer = {"type": "Linear", "in_features": side, "out_features": side}
+    huge = {**SPEC, "model": {"layers": [layer], "input_shape": [side]}}
+    for spec in (huge, SPEC):
+        assert service.post(spec).status_code == 202
+
+
 def test_what_was_accepted_is_answered_again_though_no_host_could_take_it_now(service: Service) -> None:
     spec = {**SPEC, "devices": {"type": "cpu", "count": 64}}
     accepted = service.post(spec, headers={"Idempotency-Key": "large"})

@@ -90,6 +90,16 @@ class TestTransient:
     def test_a_used_up_pool_is(self) -> None:
         assert is_transient(PoolExhausted("QueuePool limit"))
 
+    def test_a_full_disk_is(self, tmp_path: Path) -> None:
+        store = Store(f"sqlite:///{tmp_path / 'full.db'}")
+        with pytest.raises(SQLAlchemyError) as raised, store.write() as conn:
+            conn.exec_driver_sql("PRAGMA max_page_count=2")
+            conn.execute(text("CREATE TABLE t (x)"))
+            conn.execute(text("INSERT INTO t VALUES (zeroblob(100000))"))
+        assert "full" in str(raised.value)
+        assert is_transient(raised.value)
+        store.dispose()
+
     def test_a_locked_database_is_and_works_again_when_the_lock_is_gone(self, database_url: str) -> None:
         # Given
         patient = Store(database_url)
@@ -200,6 +210,16 @@ class TestUrl:
         with pytest.raises(SetupError, match="only sqlite:/// and postgresql://") as refused:
             Store("mysql://me:secret@host/db")
         assert "secret" not in str(refused.value)
+
+    def test_what_is_no_url_is_refused_without_showing_it(self) -> None:
+        with pytest.raises(SetupError, match="cannot be understood") as refused:
+            Store("user:secret@somewhere")
+        assert "secret" not in str(refused.value)
+
+    def test_a_folder_that_cannot_be_made_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(SetupError, match=r"folder of the database .*file/x\.db cannot be made"):
+            Store(f"sqlite:///{tmp_path / 'file' / 'x.db'}")
 
     def test_the_folder_of_an_sqlite_file_is_made(self, tmp_path: Path) -> None:
         store = Store(f"sqlite:///{tmp_path / 'a' / 'b' / 'c.db'}")

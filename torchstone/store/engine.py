@@ -27,7 +27,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from torchstone.errors import SetupError
@@ -42,9 +42,17 @@ _POSTGRESQL_CONNECTION: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-# SQLSTATEs of a server out of reach, starting, stopping or full, and of transactions in each other's way
-_PASSING_SQLSTATES = ("08", "57P", "53300", "40001", "40P01", "55P03", "25P03")
-_PASSING_SQLITE_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+# SQLSTATEs of a server out of reach, starting, stopping, out of space, memory or connections, and of transactions in
+# each other's way
+_PASSING_SQLSTATES = ("08", "57P", "53", "40001", "40P01", "55P03", "25P03")
+# A full disk is made room on, and a file that could not be opened or read (no descriptors left) can be a moment later.
+_LOCKED_SQLITE_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_PASSING_SQLITE_CODES = (
+    *_LOCKED_SQLITE_CODES,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+)
 
 
 class Store:
@@ -78,7 +86,7 @@ class Store:
 
 
 def is_transient(error: SQLAlchemyError) -> bool:
-    """Whether the database was merely out of reach or locked, so that the same call may succeed later."""
+    """Whether the database was merely out of reach, locked or out of space: the same call may succeed later."""
     if isinstance(error, PoolExhausted):
         return True
     if not isinstance(error, DBAPIError) or isinstance(error, IntegrityError):
@@ -104,7 +112,10 @@ def storable(text: str) -> str:
 
 
 def _engine(database_url: str, busy_timeout_s: float) -> Engine:
-    url = make_url(database_url)
+    try:
+        url = make_url(database_url)
+    except ArgumentError:  # it may hold a password, so it is not shown
+        raise SetupError("the database URL cannot be understood: give sqlite:////path or postgresql://...") from None
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")
     if url.get_backend_name() == "sqlite":
@@ -125,7 +136,10 @@ def _postgresql(url: URL, busy_timeout_s: float) -> Engine:
 def _sqlite(url: URL, busy_timeout_s: float) -> Engine:
     if not url.database or url.database == ":memory:":
         raise SetupError("an in-memory SQLite database cannot be shared by processes: give sqlite:////path/to/file.db")
-    Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"the folder of the database {url.database} cannot be made: {error.strerror}") from None
     engine = create_engine(url, connect_args={"timeout": busy_timeout_s}, pool_size=10, max_overflow=30)
 
     @event.listens_for(engine, "connect")
@@ -155,7 +169,7 @@ def _use_write_ahead_log(connection: sqlite3.Connection, busy_timeout_s: float) 
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF not in _PASSING_SQLITE_CODES or time.monotonic() > deadline_s:
+            if error.sqlite_errorcode & 0xFF not in _LOCKED_SQLITE_CODES or time.monotonic() > deadline_s:
                 raise
             time.sleep(0.005)
         else:

@@ -38,6 +38,7 @@ from torchstone.store.ids import new_id
 from torchstone.store.rows import rows
 from torchstone.store.schema import attempts, idempotency_keys, is_queued, jobs, labels, now_us, placements, results
 
+_MOST_BYTES = 2**63 - 1  # what a column holds; no machine has that much either
 MOST_AHEAD = 200
 """A queue position is counted up to here, so that polling costs the same however deep the queue is."""
 
@@ -77,7 +78,7 @@ class NewJob:
             "device_type": spec.devices.type,
             "device_count": spec.devices.count,
             "isolation": spec.isolation,
-            "memory_bytes": memory_bytes,
+            "memory_bytes": min(memory_bytes, _MOST_BYTES),
             "timeout_s": spec.timeout_s,
             "start_within_us": None if spec.start_within_s is None else int(spec.start_within_s * 1e6),
         }
