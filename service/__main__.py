@@ -13,7 +13,6 @@ from types import FrameType
 import structlog
 import uvicorn
 from fastapi import FastAPI
-from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.app import create_app
@@ -21,6 +20,7 @@ from torchstone.errors import SetupError
 from torchstone.logging_setup import configure_logging
 from torchstone.settings import Settings
 from torchstone.store import Store, require_current_schema
+from torchstone.store.artifacts import Blobs
 
 log = structlog.get_logger("service")
 _STOP_WITHIN_S = 3
@@ -43,13 +43,10 @@ class _Server(uvicorn.Server):
 def main() -> int:
     """Serve until SIGINT or SIGTERM."""
     try:
-        settings = Settings()
-    except ValidationError as error:
-        faults = "; ".join(f"TORCHSTONE_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors() if e["loc"])
-        return _refuse(faults or str(error))
-    configure_logging(settings.log_level, "api")
-    try:
+        settings = Settings.load()
+        configure_logging(settings.log_level, "api")
         _check_schema(settings)
+        Blobs(settings.artifacts_url)  # a URL that cannot be opened is told here, before anything is started
         listener = _listen(settings)
     except SetupError as error:
         return _refuse(str(error))

@@ -248,16 +248,9 @@ def list_data(data: Data = None, json: AsJson = False) -> None:
 
 def _settings(**given: Any) -> Settings:
     """Settings from the environment, with those options that were given. Raises SetupError for a wrong value."""
-    from pydantic import ValidationError
-
-    from torchstone.errors import SetupError
     from torchstone.settings import Settings
 
-    try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        faults = [f"TORCHSTONE_{str(e['loc'][0]).upper()}: {e['msg']}" for e in error.errors()]
-        raise SetupError("; ".join(faults)) from None
+    return Settings.load(**{name: value for name, value in given.items() if value is not None})
 
 
 def _client(url: str | None) -> Client:

@@ -13,10 +13,12 @@ import os
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from torchstone.errors import SetupError
 
 MAX_SOCKET_PATH_BYTES = 107  # sun_path on Linux, less its final NUL
 
@@ -24,7 +26,7 @@ MAX_SOCKET_PATH_BYTES = 107  # sun_path on Linux, less its final NUL
 class Settings(BaseSettings):
     """How one Torchstone process is configured. Every field is TORCHSTONE_<NAME> in the environment."""
 
-    model_config = SettingsConfigDict(env_prefix="TORCHSTONE_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TORCHSTONE_", frozen=True, extra="ignore", allow_inf_nan=False)
 
     data: Path = Field(Path("torchstone-data"), description="Folder of the embedded database, broker and artifacts.")
     database_url: str = Field("", description="SQLAlchemy URL; default: SQLite in the data folder.")
@@ -62,7 +64,10 @@ class Settings(BaseSettings):
     @classmethod
     def _fill_in(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Derive what was not given from the data folder, so that one variable is enough."""
-        data = Path(values.get("data") or "torchstone-data").expanduser().absolute()
+        try:
+            data = Path(values.get("data") or "torchstone-data").expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"the data folder {values['data']}: {error}") from None
         values["data"] = data
         for key in ("database_url", "broker_url", "artifacts_url", "url", "host_name", "work"):
             if values.get(key) in (None, ""):
@@ -74,10 +79,39 @@ class Settings(BaseSettings):
         values.setdefault("host_name", socket.gethostname())
         return values
 
+    @field_validator("host_name")
+    @classmethod
+    def _host_name_names_a_folder(cls, name: str) -> str:
+        """It does: that of this host's running jobs, below `work`, whose leftovers the worker removes."""
+        if not name.isprintable() or "/" in name or name in (".", "..") or len(os.fsencode(name)) > 255:
+            raise ValueError("must be a name of at most 255 bytes, without / and control characters")
+        return name
+
+    @model_validator(mode="after")
+    def _leases_outlast_silence(self) -> Self:
+        if not self.heartbeat_s < self.fence_s < self.lease_s:
+            raise ValueError(
+                "TORCHSTONE_HEARTBEAT_S < _FENCE_S < _LEASE_S must hold, or a job could run twice at once; "
+                f"they are {self.heartbeat_s:g}, {self.fence_s:g} and {self.lease_s:g}"
+            )
+        return self
+
+    @classmethod
+    def load(cls, **given: Any) -> Self:
+        """Settings from the environment and what is `given`. Raises SetupError, naming each variable that is wrong."""
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            faults = [
+                f"TORCHSTONE_{str(e['loc'][0]).upper()}: {e['msg']}" if e["loc"] else e["msg"] for e in error.errors()
+            ]
+            raise SetupError("; ".join(fault.replace("Value error, ", "") for fault in faults)) from None
+
     @property
     def public_url(self) -> str:
         """The base URL that clients use, without a trailing slash."""
-        return (self.url or f"http://{self.host}:{self.port}").rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return (self.url or f"http://{host}:{self.port}").rstrip("/")
 
     @property
     def datasets(self) -> Path:

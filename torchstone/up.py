@@ -201,7 +201,7 @@ def _why_no_port(settings: Settings, error: OSError) -> str:
 
 
 def _announce(supervisor: Supervisor, settings: Settings, took_s: float) -> None:
-    shown = settings.public_url.replace("//0.0.0.0:", "//127.0.0.1:")
+    shown = settings.public_url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     supervisor.say(f"ready in {took_s:.1f} s: {shown}  (API reference: {shown}/docs)")
     supervisor.say("Ctrl-C stops everything")
 

@@ -20,13 +20,13 @@ def main() -> int:
     """Run the worker; its exit code."""
     # Until Celery takes the signals over, a request to stop must still lead through the goodbye below.
     signal.signal(signal.SIGTERM, _leave)
-    settings = Settings()
-    configure_logging(settings.log_level, "worker")
-    from worker.app import build, serve
-    from worker.host import WorkerHost
-
     host = None
     try:
+        settings = Settings.load()
+        configure_logging(settings.log_level, "worker")
+        from worker.app import build, serve
+        from worker.host import WorkerHost
+
         host = WorkerHost(settings)
         require_current_schema(host.store)
         app = build(settings, host)
