@@ -52,5 +52,5 @@ class Relay:
         try:
             self._out.write(b"".join(prefix + line + b"\n" for line in lines))
             self._out.flush()
-        except (BrokenPipeError, ValueError):
+        except (OSError, ValueError):  # it is closed, or a file on a full disk: what is said is lost, nothing else
             return

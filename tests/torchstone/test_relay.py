@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
+
+import pytest
 
 from torchstone.relay import Relay
 
@@ -30,6 +33,14 @@ def test_hushed_lines_are_dropped_and_endless_ones_are_cut() -> None:
     relay.feed("a", b"x" * 200_000)
     assert out.getvalue().startswith(b"a | news\na | xxx")
     assert len(out.getvalue()) > 200_000
+
+
+def test_a_full_disk_loses_lines_and_nothing_else() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full")
+    with full.open("wb", buffering=0) as out:
+        Relay(["a"], out).feed("a", b"line\n")
 
 
 def test_names_are_coloured_on_a_terminal_only() -> None:
