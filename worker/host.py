@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import threading
 import time
@@ -42,6 +43,8 @@ KEEP_S = 0.5
 
 DATABASE_PATIENCE_S = 5.0
 """A locked database is asked again sooner than leases run out."""
+
+_JOB_FOLDER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
 
 log = structlog.get_logger(__name__)
 
@@ -125,8 +128,8 @@ class WorkerHost:
                 if claim is None:
                     return
                 run = JobRun(self._station, claim, self.ended)
+                run.start()  # its end waits for the lock; if it cannot start, the keeper gives the job back
                 self._runs[claim.holder.job_id, claim.holder.attempt] = run
-                run.start()
                 self.on_free_change(*self.free())
 
     def free(self) -> tuple[int, int]:
@@ -199,6 +202,7 @@ class WorkerHost:
                         known = leases.renew(conn, self.host.name, self.host.incarnation, self.settings.lease_s)
                     if known:
                         self._renewed_s = now_s
+                        self._give_back_forgotten()
                     elif self.runs():
                         log.error("another worker took this host's name: this one's leases are no longer renewed")
                     renew_at = now_s + self.settings.heartbeat_s
@@ -229,6 +233,23 @@ class WorkerHost:
             elif state is None and not run.is_finished:
                 run.stop("fenced")
 
+    def _give_back_forgotten(self) -> None:
+        """Hand back what this worker holds and does not run: nobody else would while it goes on renewing the lease.
+
+        That happens when a claim was made but the answer got lost, when a job was ended because its lease could not be
+        renewed and then it could be after all, and when the record of an end could not be made.
+        """
+        with self._lock:  # no claim is under way, and a run that is gone from here has made its record, if it could
+            with self.store.read() as conn:
+                held = leases.held(conn, self.host.name, self.host.incarnation)
+            for job_id, attempt in held.keys() - self._runs.keys():
+                holder = leases.Holder(job_id, attempt, self.host.name, self.host.incarnation)
+                with self.store.write() as conn:
+                    leases.give_back(
+                        conn, holder, "its worker lost it", spent=True, max_attempts=self.settings.max_attempts
+                    )
+                log.warning("gave back a job that does not run here any more", job_id=job_id, attempt=attempt)
+
     def _fence(self) -> None:
         if time.monotonic() - self._renewed_s > self.settings.fence_s:
             for run in self.runs():
@@ -236,9 +257,9 @@ class WorkerHost:
                 run.stop("fenced")
 
     def _clear_work(self) -> None:
-        """End and remove what an earlier worker of this host left behind."""
+        """End and remove what an earlier worker of this host left behind, and nothing that is not a job's folder."""
         for folder in self.work.iterdir():
-            if not folder.is_dir():
+            if not _JOB_FOLDER.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
                 continue
             for pid in end_recorded(folder):
                 log.warning("ended a process of an earlier worker", pid=pid, folder=folder.name)

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -32,11 +33,18 @@ import structlog
 
 from worker import processes
 from worker.bench import Assignment
+from worker.channel import Channel
 
 log = structlog.get_logger(__name__)
 
 LOOK_S = 0.25
 """How often limits are checked while a job says nothing."""
+START_WITHIN_S = 120.0
+"""A forkserver that has not started a process by then, its import of torch included, hangs: it is ended."""
+LEAVE_WITHIN_S = 10.0
+"""A process that has sent its result and is still there then is ended; the result counts."""
+_DRAIN_WITHIN_S = 5.0
+_SERVER_DIED = 255  # what multiprocessing gives for the exit code that the forkserver can no longer tell
 _READ_BYTES = 1 << 16
 
 
@@ -46,11 +54,14 @@ class Outcome:
 
     message: dict[str, Any] | None
     stopped: str | None
-    """Why the worker ended it: canceled | timed_out | out_of_memory | fenced | draining; None if it ended by itself."""
+    """Why the worker ended it: canceled | timed_out | out_of_memory | fenced | draining | lingering (after its last
+    message); None if it ended by itself."""
     exit_code: int | None
     oom_killed: bool
     receipt: processes.Receipt
     peak_bytes: int
+    orphaned: bool = False
+    """Whether it died with the forkserver, through no fault of its own."""
 
     def died_how(self) -> str:
         """The end of a process that left no message, in words."""
@@ -83,9 +94,22 @@ class Launcher:
         """Start the forkserver, without waiting until it has imported torch."""
         self._starter.submit(forkserver.ensure_running).result()
 
-    def start(self, assignment: Assignment) -> JobProcess:
-        """Start a process for `assignment` (which becomes `worker.child.main`'s)."""
-        return self._starter.submit(self._start, assignment).result()
+    def start(self, assignment: Assignment, within_s: float = START_WITHIN_S) -> JobProcess:
+        """Start a process for `assignment` (which becomes `worker.child.main`'s).
+
+        Raises OSError where that takes longer than `within_s`: the forkserver is ended then, and the next start begins
+        with a new one.
+        """
+        starting = self._starter.submit(self._start, assignment)
+        try:
+            return starting.result(within_s)
+        except FutureTimeout:
+            log.error("the forkserver hangs and is ended", pid=self.server_pid)
+            if self.server_pid is not None:
+                processes.end_group(self.server_pid, grace_s=0)
+            with contextlib.suppress(EOFError, OSError):  # what it waited for has come to its end
+                return starting.result(within_s)
+        raise OSError(f"the forkserver did not start the job's process within {within_s:g} s")
 
     def _start(self, assignment: Assignment) -> JobProcess:
         events, child_events = self._context.Pipe(duplex=False)
@@ -97,10 +121,15 @@ class Launcher:
             process.start()
             assert process.pid is not None
             self._leaders.add(process.pid)
-        child_events.close()
-        child_output.close()
-        record_leader(Path(assignment.folder), process.pid)
-        return JobProcess(self, process, events, output, assignment.memory_limit_bytes)
+        try:
+            child_events.close()
+            child_output.close()
+            record_leader(Path(assignment.folder), process.pid)
+            return JobProcess(self, process, events, output, assignment.memory_limit_bytes)
+        except BaseException:  # a full disk, no descriptors left: nobody would watch it
+            processes.end_group(process.pid, grace_s=0)
+            self.forget(process.pid)
+            raise
 
     def sweep(self) -> list[int]:
         """End what dead jobs left behind: the forkserver's children that lead no living job. Their pids."""
@@ -136,7 +165,8 @@ class JobProcess:
     ) -> None:
         self._launcher = launcher
         self._process = process
-        self._events = events
+        self._server_pid = launcher.server_pid
+        self._events = Channel(events)
         self._output = output
         self._memory_limit_bytes = memory_limit_bytes
         self._stopped: str | None = None
@@ -167,20 +197,23 @@ class JobProcess:
         `on_look` is called at least every LOOK_S. `deadline_s` is on the monotonic clock.
         """
         watched = _Watched(_oom_kills())
-        open_ends: list[Any] = [self._events, self._output]
+        open_ends = [self._events.connection, self._output]
         try:
             while self._stopped is None and self._process.is_alive():
                 for ready in wait([*open_ends, self._process.sentinel, self._wake_read], timeout=LOOK_S):
                     if ready is self._output and not self._pass_output(on_output):
                         open_ends.remove(self._output)
-                    if ready is self._events and not self._take_event(watched, on_progress):
-                        open_ends.remove(self._events)
+                    if ready is self._events.connection and not self._take_messages(watched, on_progress):
+                        open_ends.remove(self._events.connection)
                 self._limit(watched, deadline_s)
                 on_look()
             receipt = processes.end_group(
                 self.pid, grace_s if self._stopped not in (None, "out_of_memory", "fenced") else 0, watched.tree
             )
             self._process.join(timeout=10)
+            orphaned = self._process.exitcode == _SERVER_DIED and self._is_server_gone()
+            self._launcher.forget(self.pid)
+            self._launcher.sweep()
             self._drain(watched, on_output, on_progress)
             return Outcome(
                 message=watched.message,
@@ -189,13 +222,17 @@ class JobProcess:
                 oom_killed=_oom_kills() > watched.oom_kills,
                 receipt=receipt,
                 peak_bytes=watched.peak_bytes,
+                orphaned=orphaned and watched.message is None and self._stopped is None,
             )
         finally:
             self._close()
 
     def _limit(self, watched: _Watched, deadline_s: float) -> None:
         now_s = time.monotonic()
-        if now_s > deadline_s:
+        if watched.message is not None:
+            if now_s > watched.answered_s + LEAVE_WITHIN_S:
+                self.stop("lingering")
+        elif now_s > deadline_s:
             self.stop("timed_out")
         if now_s - watched.looked_s >= LOOK_S:
             watched.looked_s = now_s
@@ -212,18 +249,25 @@ class JobProcess:
             on_output(data)
         return bool(data)
 
-    def _take_event(self, watched: _Watched, on_progress: Callable[[dict[str, Any]], None]) -> bool:
-        """One message; False at the end of them, and for anything that is not one of ours."""
-        try:
-            message = orjson.loads(self._events.recv_bytes())
-        except (EOFError, OSError, orjson.JSONDecodeError):
-            return False
-        if not isinstance(message, dict):
-            return False
-        if message.get("type") == "progress":
-            on_progress(message["progress"])
-        else:
-            watched.message = message
+    def _take_messages(self, watched: _Watched, on_progress: Callable[[dict[str, Any]], None]) -> bool:
+        """What it has to say; False at the end of that."""
+        for message in self._events.read():
+            if message is None:
+                return False
+            if message.get("type") == "progress":
+                on_progress(message["progress"])
+            else:
+                watched.message = message
+                watched.answered_s = time.monotonic()
+        return True
+
+    def _is_server_gone(self) -> bool:
+        """Whether the forkserver has ended: its pipes close a moment before it has."""
+        deadline_s = time.monotonic() + 1
+        while self._server_pid is not None and processes.is_alive(self._server_pid):
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.01)
         return True
 
     def _drain(
@@ -232,13 +276,16 @@ class JobProcess:
         on_output: Callable[[bytes], None],
         on_progress: Callable[[dict[str, Any]], None],
     ) -> None:
-        """What was still in the pipes; nobody is left to write, so both end."""
+        """What was still in the pipes. Nobody should be left to write; a survivor is not listened to for ever."""
+        deadline_s = time.monotonic() + _DRAIN_WITHIN_S
         with contextlib.suppress(OSError):
-            while self._events.poll() and self._take_event(watched, on_progress):
-                pass
+            while wait([self._events.connection], timeout=0) and self._take_messages(watched, on_progress):
+                if time.monotonic() > deadline_s:
+                    break
         with contextlib.suppress(OSError):
             while wait([self._output], timeout=0) and self._pass_output(on_output):
-                pass
+                if time.monotonic() > deadline_s:
+                    break
 
     def _close(self) -> None:
         self._launcher.forget(self.pid)
@@ -257,6 +304,7 @@ class _Watched:
 
     oom_kills: int
     message: dict[str, Any] | None = None
+    answered_s: float = 0.0
     tree: list[int] = field(default_factory=list)
     peak_bytes: int = 0
     looked_s: float = 0.0

@@ -96,8 +96,7 @@ class JobRun:
             self._attempt()
         except Exception as error:
             self.log.exception("the attempt could not be carried out")
-            message = f"the worker could not run this attempt: {type(error).__name__}: {error}"
-            self._give_back(message, spent=True)
+            self._give_up(f"the worker could not run this attempt: {type(error).__name__}: {error}")
         finally:
             self.is_finished = True
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -127,6 +126,9 @@ class JobRun:
             return
         if outcome.stopped == "draining":
             self._give_back("the worker is shutting down", spent=False)
+            return
+        if outcome.orphaned:
+            self._give_back("the forkserver died, and the job's process with it", spent=True)
             return
         self._record(outcome)
 
@@ -214,6 +216,13 @@ class JobRun:
         state = self._persist(back)
         self.is_finished = True
         self.log.warning("gave the job back", reason=reason, state=state and state.value)
+
+    def _give_up(self, reason: str) -> None:
+        """`_give_back` after an error, which may be the database's own: then the keeper gives the job back later."""
+        try:
+            self._give_back(reason, spent=True)
+        except Exception:
+            self.log.exception("nor could it be given back yet")
 
     def _take_progress(self, document: dict[str, Any]) -> None:
         self._progress = document

@@ -6,10 +6,13 @@ launcher = Launcher(entry="tests.worker.misbehaving")      # the real child, wit
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import signal
+import struct
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -132,4 +135,37 @@ def do_eat(bench: Bench, argument: str) -> Result:
 def do_lie(bench: Bench, argument: str) -> Result:
     """Names a file that it never made."""
     bench.keep(bench.file("never.bin"), "application/octet-stream")
+    return Result()
+
+
+def do_stutter(bench: Bench, argument: str) -> Result:
+    """Is stopped half-way through a message."""
+    bench.progress(1, 2, "steps")
+    os.write(_events_of(bench), struct.pack("!i", 1000) + b'{"type": "progress"')
+    return do_wait(bench, argument)
+
+
+def do_gibberish(bench: Bench, argument: str) -> Result:
+    """Sends what is no message, and goes on."""
+    os.write(_events_of(bench), b"\x7f\xff\xff\xff no message of ours")
+    return Result()
+
+
+def _events_of(bench: Bench) -> int:
+    """The pipe behind `bench.send`."""
+    events: Connection = inspect.getclosurevars(bench.send).nonlocals["events"]
+    return events.fileno()
+
+
+def do_answer_and_stay(bench: Bench, argument: str) -> Result:
+    """Answers, and then does not go: a thread of its own holds the process."""
+    threading.Thread(target=time.sleep, args=(FOREVER_S,)).start()
+    return Result()
+
+
+def do_leave_a_shouter(bench: Bench, argument: str) -> Result:
+    """Leaves an orphan that prints for ever, and ends at once."""
+    shouter = "import os\nwhile True: os.write(1, b'x' * 65536)"
+    starter = f"import subprocess, sys; subprocess.Popen([sys.executable, '-S', '-c', {shouter!r}])"
+    subprocess.run([sys.executable, "-S", "-c", starter], start_new_session=True, check=True)
     return Result()

@@ -277,6 +277,15 @@ def test_a_restarted_worker_takes_its_jobs_back_at_once(bed: Bed) -> None:
     assert job["attempts"][0]["reason"] == "its worker was restarted"
 
 
+def test_only_folders_of_jobs_are_cleared_away(bed: Bed, tmp_path: Path) -> None:
+    work = tmp_path / "work" / "bed"
+    kept, left_over = work / "somebody's", work / "01a229bf-0d78-7def-b5f8-ca8e6bc24525-1"
+    for folder in (kept, left_over):
+        folder.mkdir(parents=True)
+    bed.open()
+    assert kept.exists() and not left_over.exists()
+
+
 def test_the_forkserver_may_die(bed: Bed) -> None:
     host = bed.open()
     assert bed.ended(bed.submit("answer"))["state"] == "succeeded"

@@ -1,0 +1,127 @@
+"""Faults at awkward moments, on the real worker: whatever happens, the job ends, the next one runs, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from tests.worker.test_host import Bed, bed, launcher, until
+from torchstone.store import jobs, leases
+from worker import processes
+from worker.launch import Launcher
+
+__all__ = ["bed", "launcher"]  # fixtures
+
+
+def cancel(bed: Bed, job_id: str) -> None:
+    with bed.store.write() as conn:
+        jobs.cancel(conn, job_id)
+
+
+def test_a_job_whose_claim_nobody_heard_of_is_given_back(bed: Bed) -> None:
+    # Given a claim that was committed, but whose answer never reached the worker
+    host = bed.open()
+    host._draining = True
+    job_id = bed.submit("answer")
+    with bed.store.write() as conn:
+        assert leases.claim(conn, host.host, 3600) is not None
+    host._draining = False
+    # When the worker next renews its leases, then it finds that it does not run that job, and runs it
+    job = bed.ended(job_id)
+    assert [a["outcome"] for a in job["attempts"]] == ["lost", "succeeded"]
+
+
+def test_a_job_whose_end_could_not_be_recorded_is_run_again(bed: Bed) -> None:
+    if not bed.store.is_sqlite:
+        pytest.skip("SQLite's triggers")
+    # Given a database that refuses every end of an attempt, for a reason that does not pass by itself
+    bed.open()
+    refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'no'); END"
+    with bed.store.write() as conn:
+        conn.execute(text(refuse))
+    job_id = bed.submit("answer")
+    until(lambda: "this is answer" in bed.log(job_id) or bed.job(job_id)["state"] == "running")
+    assert bed.host is not None
+    until(lambda: bed.host is not None and not bed.host.runs() and bed.job(job_id)["state"] == "running")
+    # When the fault is gone
+    with bed.store.write() as conn:
+        conn.execute(text("DROP TRIGGER refuse"))
+    # Then the job ends after all, and so does the next
+    job = bed.ended(job_id)
+    assert [a["outcome"] for a in job["attempts"]] == ["lost", "succeeded"]
+    assert bed.ended(bed.submit("answer"))["state"] == "succeeded"
+
+
+def test_a_job_that_stopped_half_way_through_a_message_can_be_cancelled(bed: Bed) -> None:
+    bed.open()
+    job_id = bed.submit("stutter")
+    until(lambda: bed.job(job_id)["progress"])
+    cancel(bed, job_id)
+    assert bed.ended(job_id, within_s=15)["state"] == "canceled"
+
+
+def test_a_job_that_speaks_gibberish_ends(bed: Bed) -> None:
+    bed.open()
+    job = bed.ended(bed.submit("gibberish"))
+    assert (job["state"], job["error"]["code"]) == ("failed", "process_died")
+
+
+def test_a_job_that_answers_and_does_not_go_has_its_result_and_is_ended(bed: Bed) -> None:
+    bed.open()
+    job = bed.ended(bed.submit("answer_and_stay"))
+    assert job["state"] == "succeeded"
+
+
+def test_an_orphan_that_prints_for_ever_does_not_hold_the_job(bed: Bed) -> None:
+    host = bed.open()
+    job_id = bed.submit("leave_a_shouter")
+    assert bed.ended(job_id, within_s=20)["state"] == "succeeded"
+    assert host.launcher.server_pid is not None
+    assert not processes.descendants(host.launcher.server_pid)
+
+
+def test_a_job_that_dies_with_the_forkserver_is_run_again(bed: Bed) -> None:
+    host = bed.open()
+    job_id = bed.submit("wait")
+    until(lambda: bed.job(job_id)["progress"])
+    server = host.launcher.server_pid
+    assert server is not None
+    os.kill(server, signal.SIGKILL)
+    until(lambda: bed.job(job_id)["attempt"] == 2 and bed.job(job_id)["progress"])
+    [first, _] = bed.job(job_id)["attempts"]
+    assert (first["outcome"], first["reason"]) == ("lost", "the forkserver died, and the job's process with it")
+    cancel(bed, job_id)
+    bed.ended(job_id)
+
+
+def test_a_forkserver_that_hangs_is_replaced(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = bed.open()
+    assert bed.ended(bed.submit("answer"))["state"] == "succeeded"
+    server = host.launcher.server_pid
+    assert server is not None
+    monkeypatch.setattr(Launcher.start, "__defaults__", (1.0,))
+    os.kill(server, signal.SIGSTOP)
+    job_id = bed.submit("answer")
+    until(lambda: not processes.is_alive(server))
+    monkeypatch.undo()
+    job = bed.ended(job_id)
+    assert job["state"] == "succeeded"
+    assert "did not start the job's process within 1 s" in job["attempts"][0]["reason"]
+
+
+def test_a_process_that_nobody_can_watch_is_ended(bed: Bed, tmp_path: Path) -> None:
+    """As on a full disk: the leader cannot be noted down, so the job must not go on unseen."""
+    host = bed.open()
+    bed.submit("wait")
+    until(lambda: host.runs() and host.runs()[0]._process)
+    assignment = host.runs()[0]._assignment()
+    missing = type(assignment)(**{**vars(assignment), "folder": str(tmp_path / "missing")})
+    assert host.launcher.server_pid is not None
+    before = set(processes.descendants(host.launcher.server_pid))
+    with pytest.raises(FileNotFoundError):
+        host.launcher.start(missing)
+    assert set(processes.descendants(host.launcher.server_pid)) <= before
