@@ -161,27 +161,39 @@ def _cuda_devices(cores: list[int]) -> list[Device]:
         return []
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return []
+    except pynvml.NVMLError as error:  # say, a driver that was updated under its feet
+        log.warning("no GPU is used: NVML cannot be asked", error=str(error))
         return []
     try:
-        found = [_describe(pynvml, handle) for handle in _handles(pynvml)]
+        found = gpus(pynvml)
     finally:
         pynvml.nvmlShutdown()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return cuda_devices(found, cores, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def cuda_devices(found: list[dict[str, Any]], cores: list[int], visible: str | None) -> list[Device]:
+    """The devices for what NVML `found`, of which CUDA_VISIBLE_DEVICES leaves those `visible` (None = all).
+
+    A GPU has the same name whatever else is visible: leases on a machine are by name, and two workers there that were
+    given different GPUs must not both call theirs cuda:0.
+    """
+    named = list(enumerate(found))
     if visible is not None:
         wanted = [word.strip() for word in visible.split(",") if word.strip()]
-        found = [gpu for index, gpu in enumerate(found) if str(index) in wanted or _named(gpu["uuid"], wanted)]
-    shares = len(found)
+        named = [(number, gpu) for number, gpu in named if str(number) in wanted or _named(gpu["uuid"], wanted)]
+    shares = len(named)
     return [
         Device(
-            f"cuda:{index}",
+            f"cuda:{number}",
             "cuda",
             tuple(cores[_edge(len(cores), index, shares) : _edge(len(cores), index + 1, shares)]) or tuple(cores),
             gpu["description"],
             gpu["uuid"],
             gpu["memory_bytes"],
         )
-        for index, gpu in enumerate(found)
+        for index, (number, gpu) in enumerate(named)
     ]
 
 
@@ -190,22 +202,27 @@ def _named(uuid: str, wanted: list[str]) -> bool:
     return any(len(word) > 4 and uuid.startswith(word) for word in wanted)
 
 
-def _handles(pynvml: Any) -> list[Any]:
-    handles = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        instances = _mig_instances(pynvml, handle)
-        handles.extend(instances or [handle])
-    return handles
+def gpus(nvml: Any) -> list[dict[str, Any]]:
+    """What each GPU or MIG instance is; one that cannot be asked (it fell off the bus) is left out, and said so."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            instances = _mig_instances(nvml, handle)
+            found += [_describe(nvml, each) for each in ([handle] if instances is None else instances)]
+        except nvml.NVMLError as error:
+            log.warning("a GPU is not used: NVML cannot tell what it is", index=index, error=str(error))
+    return found
 
 
-def _mig_instances(pynvml: Any, handle: Any) -> list[Any]:
+def _mig_instances(pynvml: Any, handle: Any) -> list[Any] | None:
+    """The parts that a card is split into; None where it is not split. One split into no parts runs nothing."""
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
     except pynvml.NVMLError:
-        return []  # not a card that can be split
+        return None  # not a card that can be split
     if current != pynvml.NVML_DEVICE_MIG_ENABLE:
-        return []
+        return None
     instances = []
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
@@ -216,10 +233,14 @@ def _mig_instances(pynvml: Any, handle: Any) -> list[Any]:
 
 
 def _describe(pynvml: Any, handle: Any) -> dict[str, Any]:
-    memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    try:
+        memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError_NotSupported:  # a GPU that shares the host's memory
+        memory_bytes = None
+    size = "" if memory_bytes is None else f", {memory_bytes / 2**30:.0f} GiB"
     return {
         "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
-        "description": f"{_text(pynvml.nvmlDeviceGetName(handle))}, {memory_bytes / 2**30:.0f} GiB",
+        "description": f"{_text(pynvml.nvmlDeviceGetName(handle))}{size}",
         "memory_bytes": memory_bytes,
     }
 

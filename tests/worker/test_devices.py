@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from torchstone.errors import SetupError
 from torchstone.settings import Settings
-from worker.devices import cpu_devices, discover, memory_limit_bytes, parse_cpulist, usable_cores
+from worker.devices import cpu_devices, cuda_devices, discover, memory_limit_bytes, parse_cpulist, usable_cores
 
 
 @given(cores=st.sets(st.integers(0, 300), min_size=1, max_size=64), data=st.data())
@@ -60,6 +60,19 @@ def test_named_devices_are_chosen_and_unknown_names_refused(tmp_path: Path) -> N
 def test_the_memory_limit_is_the_setting_or_less_than_all_there_is(tmp_path: Path) -> None:
     assert memory_limit_bytes(Settings(data=tmp_path, memory_limit_bytes=1 << 30)) == 1 << 30
     assert 0 < memory_limit_bytes(Settings(data=tmp_path)) < psutil.virtual_memory().total
+
+
+def test_a_gpu_has_the_same_name_whatever_else_is_visible() -> None:
+    """Two workers on a machine, each given one of its GPUs, must not take the same name for different ones."""
+    found = [{"uuid": f"GPU-{word}", "description": "", "memory_bytes": None} for word in ("aaaa", "bbbb", "cccc")]
+    seen = {
+        visible: [(d.name, d.uuid, d.cores) for d in cuda_devices(found, [0, 1], visible)]
+        for visible in ("1", "GPU-bbbb", "2,1", "", "-1")
+    }
+    assert seen["1"] == seen["GPU-bbbb"] == [("cuda:1", "GPU-bbbb", (0, 1))]
+    assert seen["2,1"] == [("cuda:1", "GPU-bbbb", (0,)), ("cuda:2", "GPU-cccc", (1,))]
+    assert seen[""] == seen["-1"] == []
+    assert [d.name for d in cuda_devices(found, [0, 1], None)] == ["cuda:0", "cuda:1", "cuda:2"]
 
 
 @pytest.mark.gpu
