@@ -1,6 +1,11 @@
 # The image of the api, migrate and worker services in docker-compose.yml. Not yet built.
 FROM python:3.11-slim
 
+# torch.compile and AOTInductor build C++ on CPUs.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+
 WORKDIR /opt/torchstone
 COPY pyproject.toml constraints.txt README.md ./
 COPY torchstone torchstone

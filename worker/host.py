@@ -88,6 +88,7 @@ class WorkerHost:
         self.work.mkdir(parents=True, exist_ok=True)
         self._turn = _only_one(self.work / "worker.lock", self.settings.host_name)
         self._clear_work()
+        self.launcher.warm_up()  # before anybody counts on this host
         with self.store.write() as conn:
             self._refuse_a_namesake(hosts.find(conn, self.host.name))
             hosts.register(conn, self.host)
@@ -100,7 +101,6 @@ class WorkerHost:
             )
         for job_id in lost:
             log.warning("took back a job from this host's earlier run", job_id=job_id)
-        self.launcher.warm_up()
         self._keeper.start()
         log.info("registered", host=self.host.name, devices=list(self.devices), memory_bytes=self.host.memory_bytes)
 

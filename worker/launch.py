@@ -16,6 +16,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from typing import Any
 import orjson
 import structlog
 
+from torchstone.errors import SetupError
 from worker import processes
 from worker.bench import Assignment
 from worker.channel import Channel
@@ -92,8 +94,14 @@ class Launcher:
         return pid
 
     def warm_up(self) -> None:
-        """Start the forkserver, without waiting until it has imported torch."""
-        self._starter.submit(forkserver.ensure_running).result()
+        """Start the forkserver, without waiting until it has imported torch. Raises SetupError where it cannot."""
+        try:
+            self._starter.submit(forkserver.ensure_running).result()
+        except OSError as error:  # its socket lies there, and the kernel takes no path of more than 107 bytes
+            where = tempfile.gettempdir()
+            raise SetupError(
+                f"no process can be started with the temporary folder {where} ({error}): set TMPDIR to a shorter path"
+            ) from error
 
     def start(self, assignment: Assignment, is_wanted: Callable[[], bool] = lambda: True) -> JobProcess | None:
         """Start a process for `assignment` (which becomes `worker.child.main`'s).

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 from tests.worker.test_host import Bed, bed, launcher, until
-from torchstone.store import jobs, leases
+from torchstone.settings import Settings
+from torchstone.store import jobs, leases, migrate
 from worker import processes
 
 __all__ = ["bed", "launcher"]  # fixtures
@@ -124,3 +127,16 @@ def test_a_process_that_nobody_can_watch_is_ended(bed: Bed, tmp_path: Path) -> N
     with pytest.raises(FileNotFoundError):
         host.launcher.start(missing)
     assert set(processes.descendants(host.launcher.server_pid)) <= before
+
+
+def test_a_temporary_folder_that_is_too_long_is_refused_before_a_job_is_lost(tmp_path: Path) -> None:
+    too_long = tmp_path / ("x" * 120)
+    too_long.mkdir()
+    settings = Settings(data=tmp_path, cpu_devices=1)
+    migrate(settings.database_url)
+    environment = {**os.environ, **settings.environment(), "TMPDIR": str(too_long)}
+    run = subprocess.run(
+        [sys.executable, "-m", "worker"], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 2 and "set TMPDIR to a shorter path" in run.stderr
+    assert "registered" not in run.stderr and "Traceback" not in run.stderr
