@@ -10,6 +10,7 @@ What is rounding beside the largest number of all has no direction to compare, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ PER_STEP = {
 _NEGLIGIBLE = 0.5
 """Of the tolerance: a difference this small beside the largest number of all is rounding: of a bias before BatchNorm,
 whose gradient is nothing else, or of one that sums over all pixels, most of which cancel."""
+_TIMES_ROUNDING = 5
+_WIDEST = 0.1
+"""Beyond it nothing would be proven: a gradient that one of two devices forgot is 0.5 and more apart."""
 _NO_DIRECTION = 1e-5
 """Of the whole gradient's norm: below it a tensor's gradient is rounding, which Adam blows up to full steps."""
 Arrays = dict[str, NDArray[Any]]
@@ -55,26 +59,33 @@ class Found:
         return {name[len(prefix) :]: array for name, array in self.arrays.items() if name.startswith(prefix)}
 
 
-def compare(of: Found, against: Found, steps: int, dtype: str, adaptive: bool) -> dict[str, dict[str, Any]]:
+def compare(
+    of: Found, against: Found, steps: int, dtype: str, adaptive: bool, rounding: float = 0.0
+) -> dict[str, dict[str, Any]]:
     """Loss, gradient and weights after `steps` steps: the fields of a Check row for each.
 
     `adaptive`: the optimiser divides by the gradient's own size (Adam), so that weights without a gradient to speak of
-    move by rounding alone; they are left out.
+    move by rounding alone; they are left out. `rounding`: how far it alone moves a gradient of this model.
     """
     tolerances = {what: steps * one for what, one in PER_STEP[dtype].items()}
+    unwidened = dict(tolerances)
+    for what in ("gradient", "weights"):
+        tolerances[what] = max(tolerances[what], min(_TIMES_ROUNDING * rounding, _WIDEST))
     loss = _closeness({"": np.array(of.losses)}, {"": np.array(against.losses)}, None, tolerances["loss"])
     worst: dict[str, Any] | None = None
     for step in range(steps):
-        found = closeness_of_gradients(of, against, step, tolerances["gradient"])
-        if worst is None or (worst["passed"], -(worst["norm_rel_error"] or 0)) > (
-            found["passed"],
-            -(found["norm_rel_error"] or 0),
-        ):
+        found = gradients_apart(of, against, step, tolerances["gradient"], unwidened["gradient"])
+        if worst is None or _quality(found) < _quality(worst):
             worst = found
     assert worst is not None
     idle = _without_direction(against, steps) if adaptive else frozenset()
     weights = _closeness(
-        of.part("weights/"), against.part("weights/"), against.part("initial/"), tolerances["weights"], idle
+        of.part("weights/"),
+        against.part("weights/"),
+        against.part("initial/"),
+        tolerances["weights"],
+        unwidened["weights"],
+        idle,
     )
     if idle:
         weights["detail"] = (
@@ -83,9 +94,16 @@ def compare(of: Found, against: Found, steps: int, dtype: str, adaptive: bool) -
     return {"loss": loss, "gradient": worst, "weights": weights}
 
 
-def closeness_of_gradients(of: Found, against: Found, step: int, tolerance: float) -> dict[str, Any]:
+def gradients_apart(
+    of: Found, against: Found, step: int, tolerance: float, unwidened: float | None = None
+) -> dict[str, Any]:
     """Whether the gradients of one step are equal within `tolerance`."""
-    return _closeness(of.part(f"gradient/{step}/"), against.part(f"gradient/{step}/"), None, tolerance)
+    return _closeness(of.part(f"gradient/{step}/"), against.part(f"gradient/{step}/"), None, tolerance, unwidened)
+
+
+def _quality(row: dict[str, Any]) -> tuple[bool, float]:
+    """Orders rows: the least equal first."""
+    return row["passed"], -(row.get("norm_rel_error") or 0.0)
 
 
 def _without_direction(of: Found, steps: int) -> frozenset[str]:
@@ -105,11 +123,17 @@ def distance(of: Found, against: Found) -> float:
 
 
 def _closeness(
-    ours: Arrays, theirs: Arrays, initial: Arrays | None, tolerance: float, without: frozenset[str] = frozenset()
+    ours: Arrays,
+    theirs: Arrays,
+    initial: Arrays | None,
+    tolerance: float,
+    unwidened: float | None = None,
+    without: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
     """Whether two sets of arrays are equal within `tolerance`, each by itself; the numbers told are of all together.
 
-    NaNs in the same place are equal, and counted. `initial`: judge by how far each has moved from there.
+    NaNs in the same place are equal, and counted. `initial`: judge by how far each has moved from there. `unwidened`:
+    the tolerance that decides what is negligible beside the largest number, where it is another one.
     """
     if ours.keys() != theirs.keys():
         only = sorted(ours.keys() ^ theirs.keys())[:5]
@@ -133,12 +157,13 @@ def _closeness(
     largest = max((float(np.abs(move).max(initial=0.0)) for move in moves), default=0.0)
     # What is rounding beside the largest movement, or of the numbers themselves, has no direction to compare.
     rounding = 0.0 if initial is None else 2e-7 * max((float(v.max(initial=0.0)) for v in values), default=0.0)
-    atol = max(tolerance * largest * _NEGLIGIBLE, rounding)
-    apart = [
-        name
+    atol = max((unwidened or tolerance) * largest * _NEGLIGIBLE, rounding)
+    ratios = {
+        name: _norm(error) / (_norm(move) or 1e-300)
         for name, error, move in zip(names, errors, moves, strict=True)
-        if float(error.max(initial=0.0)) > atol and _norm(error) > tolerance * _norm(move)
-    ]
+        if float(error.max(initial=0.0)) > atol
+    }
+    apart = [name for name, ratio in ratios.items() if ratio > tolerance]
     error, move, value = (np.concatenate(rows) if rows else np.zeros(0) for rows in (errors, moves, values))
     norm = _norm(move)
     return _row(
@@ -151,6 +176,7 @@ def _closeness(
         bitwise=all(ours[name].tobytes() == theirs[name].tobytes() for name in names),
         nan_count=nan_count,
         detail=f"apart: {', '.join(apart[:5])}" if apart else None,
+        worst=max(ratios.values(), default=0.0),
     )
 
 
@@ -159,7 +185,7 @@ def _norm(values: NDArray[np.float64]) -> float:
 
 
 def _row(passed: bool, rtol: float, atol: float, **more: Any) -> dict[str, Any]:
-    return {"passed": passed, "rtol": rtol, "atol": atol, **more}
+    return {"passed": passed, "rtol": rtol, "atol": atol, "worst": 0.0 if passed else math.inf, **more}
 
 
 def check_rows(
@@ -169,5 +195,13 @@ def check_rows(
     rows = []
     for what, fields in found.items():
         said = f"{detail}; {fields['detail']}" if fields.get("detail") else detail
-        rows.append(Check(name=name, of=of, against=against, at={**at, "what": what}, **{**fields, "detail": said}))
+        rows.append(
+            Check(
+                name=name,
+                of=of,
+                against=against,
+                at={**at, "what": what},
+                **{**{k: v for k, v in fields.items() if k != "worst"}, "detail": said},
+            )
+        )
     return rows

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from worker.parallel import forms
-from worker.parallel.equality import PER_STEP, Found, closeness_of_gradients
+from worker.parallel.equality import PER_STEP, Found, gradients_apart
 from worker.parallel.feed import Feed
 from worker.parallel.optimizers import make_optimizer, set_learning_rate
 from worker.parallel.setting import Course, Setting, stream_seed
@@ -69,14 +69,12 @@ class Reference:
         labels: list[int] = self.feed.y_test.tolist()
         return labels
 
-    def steady_steps(self, steps: int, devices: int, batch_size: int) -> int:
-        """How many of the first steps a comparison can judge: until rounding alone moves the gradient too far.
+    def steadiness(self, steps: int, devices: int, batch_size: int) -> tuple[int, float]:
+        """How many of the first steps a comparison can judge, and how far rounding alone moves a gradient in them.
 
         The reference is compared with itself from weights that differ in their last bits. BatchNorm over few samples
-        can amplify that by a thousand in one step; what two correct programs then give has little in common.
+        can amplify that ten thousand times in one step; what two correct programs then give is no closer than that.
         """
-        if steps == 1:
-            return 1
         found = []
         for disturbance in (0.0, _LAST_BITS):
             file = self.setting.folder / f"steady-{disturbance}.npz"
@@ -84,8 +82,9 @@ class Reference:
             found.append(Found.read([loss for loss, _ in losses], [file]))
             file.unlink()
         tolerance = PER_STEP["float32"]["gradient"] * _ROOM
-        alike = [closeness_of_gradients(found[1], found[0], step, tolerance * (step + 1)) for step in range(steps)]
-        return next((max(1, step) for step, row in enumerate(alike) if not row["passed"]), steps)
+        alike = [gradients_apart(found[1], found[0], step, tolerance * (step + 1)) for step in range(steps)]
+        steady = next((max(1, step) for step, row in enumerate(alike) if row["worst"] > row["rtol"]), steps)
+        return steady, min(1.0, max(row["worst"] for row in alike[:steady]))
 
     def run(
         self,

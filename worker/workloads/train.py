@@ -262,10 +262,16 @@ class Experiment:
         assert ours == [], f"the loader is not clean: {ours}"
         right, last = right_answers(output, self.labels), run.epochs[-1]
         run.exported_accuracy = right / len(self.labels)
-        # Summed in another order, samples on the border between two classes may fall to the other side.
-        if abs(right - last.right) > max(1, len(self.labels) // 1000):
+        # Summed in another order, samples on the border between two classes may fall to the other side; the more so
+        # where training scored in bfloat16.
+        border = len(self.labels) // (1000 if self.spec.dtype == "float32" else 50)
+        if abs(right - last.right) > max(1, border):
             told = f"{last.right} and {right} of {len(self.labels)} right answers"
-            raise WorkloadError(f"{name} does not do what was trained: {told} in training and after export")
+            reason = f"{name} does not do what was trained: {told} in training and after export"
+            if run.is_equal:
+                raise WorkloadError(reason)
+            # Its replicas came apart: that is told by its checks, and is no reason to end the others.
+            self.result.skipped.append(Skipped(of=name, reason=reason, status="failed"))
 
     def _report(self) -> None:
         for run in self.runs:

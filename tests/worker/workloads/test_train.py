@@ -226,7 +226,7 @@ def test_every_rank_has_a_random_stream_of_its_own(tmp_path: Path) -> None:
     assert losses["first", "scratch"] == losses["first", "ddp"]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_reproduction_gives_the_same_without_torchstone(devices: int, digits: Outcome, tmp_path: Path) -> None:
     for name in ("reproduce.py", "data.npz"):
         shutil.copy(digits.kept[name], tmp_path / name)
