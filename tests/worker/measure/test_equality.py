@@ -63,3 +63,33 @@ def test_zeros_equal_zeros_only() -> None:
     zeros = np.zeros(4, np.float32)
     assert compare(zeros, zeros, zeros.astype(np.float64))
     assert not compare(zeros + np.float32(1e-3), zeros, zeros.astype(np.float64))
+
+
+def test_a_small_tensor_is_not_judged_by_a_large_one_beside_it() -> None:
+    """A training step's output and gradients: a wrong gradient of 0.1 must not hide behind one of 100."""
+    large, small = (100 * EAGER), (EAGER / 8)
+    truth = [100 * TRUTH, TRUTH / 8]
+    right = compare_outputs([large, small], [large, small], truth, 1e-3, [large, small])
+    wrong = compare_outputs([large, -small], [large, small], truth, 1e-3, [large, small])
+    assert right.passed
+    assert not wrong.passed
+    assert wrong.detail is not None
+    assert "tensor 1 of 2" in wrong.detail
+
+
+def test_what_cancellation_left_beside_a_large_tensor_is_noise() -> None:
+    noise = np.random.default_rng(0).normal(0, 4e-8, (2, 50)).astype(np.float32)
+    exact = [TRUTH, np.zeros(50)]
+    assert compare_outputs([EAGER, 4 * noise[0]], [EAGER, noise[1]], exact, 1e-3, [EAGER, noise[1]]).passed
+
+
+def test_an_engine_may_flush_denormals_to_zero() -> None:
+    denormal = np.array([1e-40, -1e-42, 3e-44, -0.0], np.float32)
+    assert compare(np.zeros(4, np.float32), denormal, denormal.astype(np.float64))
+    assert not compare(np.zeros(4, np.float32), denormal * np.float32(1e4), denormal.astype(np.float64) * 1e4)
+
+
+def test_nothing_overflows_near_the_largest_float32() -> None:
+    large = (TRUTH * 3.3e38).astype(np.float32)
+    assert compare(large, large, large.astype(np.float64))
+    assert not compare(large * np.float32(0.9), large, large.astype(np.float64))
