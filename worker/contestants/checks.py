@@ -19,7 +19,7 @@ from worker.measure.equality import TOLERANCES, TRAINING_TOLERANCE, Equality, co
 
 PROBES = ("repeated", "other_values", "negated", "batch_3", "row_alone", "shorter")
 _PROBE_TOLERANCES = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Looser than for what is timed: there is no float64 to fall back on, and a frozen branch or size is far outside."""
+"""Looser than for what is timed: a frozen branch, size or length is far outside."""
 _FROZE = {
     "other_values": "it froze what it did for the values that it was built with",
     "negated": "it froze what it did for the signs that it was built with",
@@ -68,41 +68,48 @@ class Checks:
                     False, 0.0, 0.0, None, None, None, False, 0, f"it fails where eager runs: {failed[probe]}"
                 )
                 self._add("generalises", name, "eager", at, equal)
-                self._withhold(name, self.keys, f"{_FROZE.get(probe, probe)} ({equal.detail})")
+                self.withhold_all(name, f"{_FROZE.get(probe, probe)} ({equal.detail})")
                 continue
             ours = self._load(name, probe)
             if probe == "repeated":
                 before = self._load(name, self.keys[0])
-                equal = compare_outputs(ours, before, before, self.probe_tolerance, before)
+                eager, truth = (self._load(who, self.keys[0]) for who in ("reference", "float64"))
+                equal = compare_outputs(ours, before, truth, self.probe_tolerance, eager)
                 self._add("two_calls_agree", name, name, {}, equal)
                 reason = "two calls on the same input disagree"
             elif probe == "row_alone":
-                within = [output[:1] for output in self._load(name, "batch_3")]
-                equal = compare_outputs(ours, within, within, self.probe_tolerance, within)
+                within, eager, truth = (
+                    [output[:1] for output in self._load(who, "batch_3")] for who in (name, "reference", "float64")
+                )
+                equal = compare_outputs(ours, within, truth, self.probe_tolerance, eager)
                 self._add("row_alone_agrees", name, name, {}, equal)
                 reason = "a row alone gives another output than within a batch"
             else:
-                eager = self._load("reference", probe)
-                equal = compare_outputs(ours, eager, eager, self.probe_tolerance, eager)
+                eager, truth = self._load("reference", probe), self._load("float64", probe)
+                equal = compare_outputs(ours, eager, truth, self.probe_tolerance, eager)
                 self._add("generalises", name, "eager", at, equal)
                 reason = _FROZE[probe]
             if not equal.passed:
-                self._withhold(name, self.keys, f"{reason}: {equal.detail}")
+                self.withhold_all(name, f"{reason}: {equal.detail}")
 
     def loaded(self, name: str, key: str) -> Equality:
         """Compare what a clean process made of the exported file with eager's output."""
-        ours, eager, truth = (self._load(who, key) for who in (f"{name}.loaded", "reference.eval", "reference.eval"))
-        equal = compare_outputs(ours, eager, truth, max(self.tolerance, self.probe_tolerance), eager)
+        ours, eager, truth = (self._load(who, key) for who in (f"{name}.loaded", "reference.eval", "float64.eval"))
+        equal = compare_outputs(ours, eager, truth, self.tolerance, eager)
         self._add("loads_without_torchstone", name, "eager", {}, equal)
         if not equal.passed:
-            self._withhold(name, self.keys, f"its file, loaded elsewhere, computes something else: {equal.detail}")
+            self.withhold_all(name, f"its file, loaded elsewhere, computes something else: {equal.detail}")
         return equal
+
+    def withhold_all(self, name: str, reason: str) -> None:
+        """No speed-up at any point, for this reason."""
+        self._withhold(name, self.keys, reason)
 
     def not_loaded(self, name: str, reason: str) -> None:
         """The exported file could not be loaded or run by a clean process."""
         equal = Equality(False, 0.0, 0.0, None, None, None, False, 0, reason)
         self._add("loads_without_torchstone", name, "eager", {}, equal)
-        self._withhold(name, self.keys, f"its file cannot be used elsewhere: {reason}")
+        self.withhold_all(name, f"its file cannot be used elsewhere: {reason}")
 
     def _add(self, check: str, name: str, against: str, at: dict[str, Any], equal: Equality) -> None:
         self.rows.append(Check(name=check, of=name, against=against, at=at, **vars(equal)))

@@ -63,7 +63,12 @@ class Field:
         self._watched.append(contestant)
 
     def attempt(self, name: str, request: str, /, **arguments: Any) -> Any:
-        """What the contestant answers; None where it has failed and was dropped. Raises JobError for the baseline."""
+        """What the contestant answers; None where it fails now and is dropped, or was before.
+
+        Raises JobError for the baseline.
+        """
+        if name not in self.contestants:
+            return None
         try:
             return self.contestants[name].ask(request, **arguments)
         except ContestantFailed as failure:

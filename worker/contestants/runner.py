@@ -11,6 +11,7 @@ training step (gradients dropped, forward, backward) in training mode with the r
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from torchstone.errors import InvalidModel
 from worker.contestants import inductor
-from worker.contestants.probes import probes
+from worker.contestants.probes import probes as probe_inputs
 from worker.contestants.ways import Inputs, Runnable, Setting, Way
 from worker.measure import cuda
 from worker.measure.contestant import explain
@@ -48,6 +49,8 @@ class Runner(Stopwatch):
         super().__init__(torch.cuda.synchronize if on_cuda else nothing_to_wait_for, _mode(setting))
         self.setting, self.way, self.cache = setting, way, cache
         self.runnable: Runnable | None = None
+        self.timed: dict[str, Inputs] = {}
+        """The very tensors that the timed calls are made with, by batch size."""
 
     def build(self, name: str) -> dict[str, Any]:
         """Build, save, and load again. Tells seconds of each step, and the file's name and size where there is one."""
@@ -65,7 +68,8 @@ class Runner(Stopwatch):
         self.runnable = built
         for batch_size in self.setting.batch_sizes:
             key = str(batch_size)
-            self.calls[key] = self.calls[f"{key}/cold"] = _call(built, self.setting.inputs(batch_size), self.setting)
+            self.timed[key] = self.setting.inputs(batch_size)
+            self.calls[key] = self.calls[f"{key}/cold"] = _call(built, self.timed[key], self.setting)
             self.between[f"{key}/cold"] = cache_flusher(self.setting.device)
         if self.way.lazy:
             facts["build_s"] += self.first_call(str(self.setting.batch_sizes[0]))
@@ -82,9 +86,19 @@ class Runner(Stopwatch):
         write_output(self.runnable, self.setting.inputs(int(key)), self.setting, Path(file))
 
     def probe(self, files: dict[str, str], other_shapes: bool) -> dict[str, str]:
-        """Write the outputs for the named probes to their files; what each that failed says, by name."""
+        """Write the outputs for the named probes to their files; what each that failed says, by name.
+
+        Other values are written into the tensors that are timed: a form that only remembers what it gave for them
+        would be right for every other tensor.
+        """
         assert self.runnable is not None, "built before it is asked"
-        return write_probes(self.runnable, self.setting, files, other_shapes)
+        inputs = probe_inputs(self.setting, other_shapes)
+        timed = self.timed[str(self.setting.batch_sizes[0])]
+        with torch.no_grad():
+            for kept, values in zip(timed, inputs["other_values"], strict=True):
+                kept.copy_(values)
+        inputs["other_values"] = timed
+        return write_probes(self.runnable, self.setting, inputs, files)
 
     def memory(self, key: str, calls: int = 3) -> dict[str, int]:
         """The most memory that calls held, in a pass of its own: bytes of the process, or of the device."""
@@ -134,13 +148,15 @@ class Reference:
     def outputs(
         self, eager: dict[str, str], truth: dict[str, str], probes: dict[str, str], loaded: dict[str, str]
     ) -> dict[str, Any]:
-        """Write both for every batch size, and eager's for every probe, to the files named by them.
+        """Write both for every batch size and every probe to the files named by them.
 
         `loaded` names files for what an exported file is checked with: `inputs` (and `inputs_cpu`) for the first batch
-        size, and eager's `output` in eval mode. `probes` in what this returns are those that the model takes.
-        Raises InvalidModel with the layer that refused the input.
+        size, eager's `output` in eval mode, and float64's (`truth`). `probes` in what this returns are those that the
+        model takes. Raises InvalidModel with the layer that refused the input.
         """
         model = eager_model(self.setting)
+        # In training mode normalisations learn from what they are called with; what is exported has not.
+        untaught = copy.deepcopy(model) if self.setting.grad else model
         facts: dict[str, Any] = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
@@ -148,25 +164,26 @@ class Reference:
         for key, file in eager.items():
             with _naming_the_layer(model):
                 write_output(model, self.setting.inputs(int(key)), self.setting, Path(file))
-        write_probes(model, self.setting, probes, other_shapes=True)
+        inputs = probe_inputs(self.setting, other_shapes=True)
+        write_probes(model, self.setting, inputs, probes)
         facts["probes"] = [name for name, file in probes.items() if Path(file).exists()]
-        self._write_for_loaders(model, loaded)
+        self._write_for_loaders(untaught, loaded)
         model.double()
         exact = replace(self.setting, dtype=torch.float64)
-        for key, file in truth.items():
-            # The same numbers, not the same draw: what the contestants get was rounded to their type.
-            x = tuple(t.double() if t.is_floating_point() else t for t in self.setting.inputs(int(key)))
-            write_output(model, x, exact, Path(file))
+        for key in eager:
+            write_output(model, _doubled(self.setting.inputs(int(key))), exact, Path(truth[key]))
+        write_probes(model, exact, {name: _doubled(x) for name, x in inputs.items()}, truth)
         return facts
 
     def _write_for_loaders(self, model: nn.Module, loaded: dict[str, str]) -> None:
-        x = self.setting.inputs(self.setting.batch_sizes[0])
+        """In eval mode; `model` is in float64 afterwards."""
+        setting = replace(self.setting, grad=False)
+        x = setting.inputs(setting.batch_sizes[0])
         torch.save(x, loaded["inputs"])
         torch.save(tuple(t.cpu() for t in x), loaded["inputs_cpu"])
-        training = model.training
-        write_output(model.eval(), x, replace(self.setting, grad=False), Path(loaded["output"]))
-        model.train(training)
-        _rest_random_layers(model)
+        model.eval().requires_grad_(False)
+        write_output(model, x, setting, Path(loaded["output"]))
+        write_output(model.double(), _doubled(x), replace(setting, dtype=torch.float64), Path(loaded["truth"]))
 
 
 def eager_model(setting: Setting) -> nn.Module:
@@ -184,6 +201,13 @@ def _rest_random_layers(model: nn.Module) -> None:
     for layer in model.modules():
         if "Dropout" in type(layer).__name__:
             layer.eval()
+        if isinstance(layer, nn.MultiheadAttention) and layer.training:
+            layer.dropout = 0.0  # a number of its own, no layer
+
+
+def _doubled(x: Inputs) -> Inputs:
+    """The same numbers in float64, not the same draw: what the contestants get was rounded to their type."""
+    return tuple(t.double() if t.is_floating_point() else t for t in x)
 
 
 def write_output(runnable: Runnable, x: Inputs, setting: Setting, path: Path) -> None:
@@ -196,10 +220,12 @@ def write_output(runnable: Runnable, x: Inputs, setting: Setting, path: Path) ->
     np.savez(path, *(t.cpu().numpy() for t in wide))
 
 
-def write_probes(runnable: Runnable, setting: Setting, files: dict[str, str], other_shapes: bool) -> dict[str, str]:
-    """The outputs for the probes in `files`, each to its file; what those that failed said, by name."""
+def write_probes(
+    runnable: Runnable, setting: Setting, inputs: dict[str, Inputs], files: dict[str, str]
+) -> dict[str, str]:
+    """The outputs for those of `inputs` in `files`, each to its file; what those that failed said, by name."""
     failed = {}
-    for name, x in probes(setting, other_shapes).items():
+    for name, x in inputs.items():
         if name in files:
             try:
                 write_output(runnable, x, setting, Path(files[name]))

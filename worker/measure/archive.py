@@ -6,7 +6,8 @@
     archive["script/1/calls"]        # calls that each sample is the mean of
     json.loads(archive["meta"].item())["1"]["alpha"]      # what the interval of point "1" was computed with
 
-Keys are CONTESTANT/POINT; the point is the batch size. `ci95` of a comparison is
+Keys are CONTESTANT/POINT; the point is the batch size; POINT/set_aside is a doubtful heat that was run once more.
+`ci95` of a comparison is
 `worker.measure.statistics.compare(archive["script/1"], archive["eager/1"], alpha=alpha, seed=seed)`.
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchstone.results import Code, Quality
 from worker.measure.race import Plan, Record
-from worker.measure.statistics import FIRST_LOOK
+from worker.measure.statistics import FEWEST_ROUNDS, FIRST_LOOK
 
 STEAL_SHARE = 0.02
 OTHER_SHARE = 0.05
@@ -38,7 +38,11 @@ def race_codes(
     if record.rounds < FIRST_LOOK:
         evidence = {"at": at, "rounds": record.rounds, "wanted": FIRST_LOOK}
         codes.append(
-            Code(code="too_few_rounds", severity="warning" if record.rounds >= 6 else "error", evidence=evidence)
+            Code(
+                code="too_few_rounds",
+                severity="warning" if record.rounds >= FEWEST_ROUNDS else "error",
+                evidence=evidence,
+            )
         )
     if plan.calls is not None and record.stopped_by == "budget":
         evidence = {
@@ -51,6 +55,9 @@ def race_codes(
     if plan.calls is None and worst is not None and worst > plan.half_width:
         evidence = {"at": at, "half_width": worst, "asked": plan.half_width, "stopped_by": record.stopped_by}
         codes.append(Code(code="precision_not_reached", severity="warning", evidence=evidence))
+    if record.spent_s > 1.1 * plan.budget_s:
+        evidence = {"at": at, "spent_s": record.spent_s, "budget_s": plan.budget_s}
+        codes.append(Code(code="budget_exceeded", severity="info", evidence=evidence))
     restless = sorted(name for name, flat in record.flat.items() if not flat)
     if restless:
         codes.append(Code(code="warm_up_not_flat", severity="warning", evidence={"at": at, "contestants": restless}))

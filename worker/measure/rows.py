@@ -81,7 +81,7 @@ def judge(
     found.timings += _device_timings(record, at, key, but=twin)
     for of, ratio in ratios.items():
         withheld = wrong.get(of) or wrong.get(baseline) or None
-        finite = ratio.interval if len(against) > 1 else None
+        finite = ratio.interval if len(against) >= statistics.FEWEST_ROUNDS else None
         cold_s, warm_s = _cold(builds[of]), builds[of].get("build_warm_s")
         saving = None if withheld or cold_s is None else _saving(record, plan, of)
         if saving:
@@ -103,7 +103,7 @@ def judge(
             )
         )
     worst = max((ratio.half_width for of, ratio in ratios.items() if of != twin), default=None)
-    if worst is not None and len(against) > 1:
+    if worst is not None and len(against) >= statistics.FEWEST_ROUNDS:
         effect = statistics.smallest_detectable_effect(delta, worst)
         found.figures.append(Figure(name="smallest_detectable_effect", of=baseline, at=at, value=effect, unit="1"))
     found.codes = race_codes(record, plan, at, found.noise_floor, worst)
@@ -127,10 +127,13 @@ def _cold(build: dict[str, Any]) -> float | None:
 
 
 def _saving(record: Record, plan: Plan, of: str) -> tuple[float, float, float] | None:
-    """Seconds that a call saves against the baseline, on medians, and its interval's ends; None if it saves none."""
+    """Seconds that a call saves against the baseline, on medians, and its interval's ends.
+
+    None where it saves none, or too few rounds tell.
+    """
     against, seconds = record.seconds[plan.baseline], record.seconds[of]
     saved_s = float(np.median(against) - np.median(seconds))
-    if record.rounds < 2 or saved_s <= 0:
+    if record.rounds < statistics.FEWEST_ROUNDS or saved_s <= 0:
         return None
     block = statistics.block_length(seconds, against)
     medians = statistics.resampled_medians(np.stack([seconds, against]), block, plan.seed, statistics.RESAMPLES)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -111,7 +114,7 @@ class Warming:
 
 def test_a_contestant_that_dies_is_named_and_the_others_finish() -> None:
     calls = {"a": partial(spin, 1e-3), "a_again": partial(spin, 1e-3), "mortal": Mortal()}
-    record = call_fresh(race_calls, calls, Plan("a", 0.01, 0.5))["record"]
+    record = call_fresh(race_calls, calls, Plan("a", 0.01, 3.0))["record"]
     assert record.failed["mortal"].kind == "died"
     assert "SIGSEGV" in record.failed["mortal"].reason
     assert len(record.seconds["a"]) > 5
@@ -138,7 +141,7 @@ class Mortal:
 def test_the_baselines_death_ends_the_race() -> None:
     calls: dict[str, Callable[[], object]] = {"a": Mortal(), "a_again": partial(spin, 1e-3)}
     with pytest.raises(ContestantFailed, match="a: its process was killed by SIGSEGV"):
-        call_fresh(race_calls, calls, Plan("a", 0.01, 0.5))
+        call_fresh(race_calls, calls, Plan("a", 0.001, 5.0))
 
 
 def test_a_forgotten_synchronisation_shows_as_calls_that_return_before_they_are_done() -> None:
@@ -201,9 +204,42 @@ def save_without_weights(scripted: Any, path: Path) -> None:
     torchscript.save(scripted, path)
 
 
+def remember(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
+    """Computes once for each tensor that it is handed, and holds on to it."""
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def call(x: Tensor) -> Tensor:
+        if id(x) not in seen:
+            seen[id(x)] = (x, model(x))
+        return seen[id(x)][1]
+
+    return call
+
+
+def die_of_three_rows(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
+    """Takes any batch but one of three, which nobody times."""
+    return lambda x: model(x) if len(x) != 3 else os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DieLate:
+    """Goes through checks and race, and dies when its memory is measured."""
+
+    def __init__(self, model: nn.Module, example: Inputs, setting: Setting) -> None:
+        self.model = model
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if "peak_memory" in {frame.name for frame in traceback.extract_stack()}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        output: Tensor = self.model(x)
+        return output
+
+
 SCRIPTS = {
     "right": WAYS[Variant.script],
     "wrong": Way(off_by_a_little),
+    "remembers": Way(remember),
+    "dies of three rows": Way(die_of_three_rows),
+    "dies late": Way(DieLate),
     "broken when saved": Way(torchscript.script, ".pt", save_without_weights, torchscript.load),
 }
 
@@ -266,3 +302,31 @@ def test_a_file_that_lost_something_when_it_was_saved_is_not_offered(tmp_path: P
     names = [file["name"] for file in kept]
     assert "script.pt" not in names
     assert "trace.pt" in names
+
+
+def test_a_form_that_remembers_its_output_gets_no_speedup(tmp_path: Path) -> None:
+    """Right for every tensor it meets, and timed on one that it knows already."""
+    text, _ = call_fresh(experiment, tmp_path, partial(nn.Linear, 4, 4), "remembers", variants=["eager", "script"])
+    found = verdicts(text)
+    assert found["script"][0] == "withheld"
+    assert "froze" in found["script"][1]
+
+
+def test_a_form_that_dies_of_another_input_gets_no_speedup(tmp_path: Path) -> None:
+    text, _ = call_fresh(
+        experiment, tmp_path, partial(nn.Linear, 4, 4), "dies of three rows", variants=["eager", "script", "trace"]
+    )
+    result, found = Result.model_validate_json(text), verdicts(text)
+    assert found["script"][0] == "withheld"
+    assert found["trace"][0] != "withheld"
+    assert [(row.of, row.status) for row in result.skipped] == [("script", "failed")]
+
+
+def test_a_form_that_dies_when_its_memory_is_measured_leaves_the_others(tmp_path: Path) -> None:
+    variants, sizes = ["eager", "script", "trace"], [2, 4]
+    text, _ = call_fresh(
+        experiment, tmp_path, partial(nn.Linear, 4, 4), "dies late", variants=variants, batch_sizes=sizes, calls=2
+    )
+    found = verdicts(text)
+    assert found["script"][0] == "withheld"
+    assert found["trace"][0] != "withheld"
