@@ -8,8 +8,8 @@ Every contestant has one turn in every round, so that heat, neighbours and frequ
 rounds the ratio of medians against the baseline is looked at; when every interval is narrow enough the race ends
 ("precision"), else with the budget ("budget") or after the fixed number of calls ("calls").
 
-The budget covers warm-up and rounds. Every contestant makes two calls whatever the budget says, one to warm up and one
-that counts: where these take longer, the budget is overrun, and a code tells so.
+The budget covers warm-up and rounds. Every contestant has one turn whatever the budget says, and one call to warm up
+where any of it is left: where these take longer, the budget is overrun, and a code tells so.
 """
 
 from __future__ import annotations
@@ -133,7 +133,10 @@ class _Race:
             if first_call_s is None:
                 continue
             limit_s = max(0.0, self.left_s) * WARM_UP_SHARE / max(1, len(self.lanes) - len(self.call_s))
-            warm = self._ask(lane, "warm_up", limit_s=limit_s)
+            if limit_s > 0:
+                warm = self._ask(lane, "warm_up", limit_s=limit_s)
+            else:  # earlier points took it all: this one is to cost no more than its samples
+                warm = {"samples_s": [], "flat": False, "call_s": first_call_s}
             if warm is None:
                 continue
             self.record.first_call_s[lane.name] = first_call_s

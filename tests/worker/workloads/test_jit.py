@@ -16,7 +16,8 @@ import pytest
 from tests.worker.fresh import Outcome, run_fresh
 from torchstone.errors import InvalidModel
 from torchstone.results import Result
-from torchstone.specs import Variant
+from torchstone.specs import Variant, parse_spec
+from worker.contestants.reproduce import reproduction
 from worker.measure import statistics
 
 MLP = {"kind": "jit", "model": {"preset": "mlp"}, "variants": ["eager", "script", "trace"], "budget_s": 1.0}
@@ -305,3 +306,23 @@ def test_a_passport_names_the_type_that_the_file_takes(tmp_path: Path) -> None:
     outcome = run_fresh(MLP | {"model": {"layers": layers, "input_shape": [3]}, "calls": 2}, tmp_path)
     passport = json.loads(outcome.kept["trace.pt.passport.json"].read_text())
     assert passport["inputs"] == [{"shape": ["batch", 3], "dtype": "int64"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"variants": ["script_optimized", "trace_frozen"], "baseline": "trace_frozen"},
+        {"variants": ["onnxruntime", "trace"], "baseline": "onnxruntime"},
+        {"variants": ["eager", "trace", "script_frozen"], "grad": True, "dtype": "bfloat16"},
+        {"variants": ["eager", "script"], "model": {"preset": "lenet"}, "channels_last": True},
+    ],
+)
+def test_reproduce_py_runs_for_any_variants_baseline_and_mode(fields: dict[str, Any], tmp_path: Path) -> None:
+    spec = parse_spec(MLP | {"batch_sizes": [2], "budget_s": 0.1} | fields)
+    (script := tmp_path / "reproduce.py").write_text(reproduction(spec, 1))
+    ran = subprocess.run([sys.executable, "-I", str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    for variant in fields["variants"]:
+        absent = variant == "onnxruntime" or (variant == "script_frozen" and fields.get("grad"))
+        assert (f"batch 2, {variant}: median" in ran.stdout) == (not absent), ran.stdout
+        assert not absent or variant in ran.stdout.partition("\n")[0]
