@@ -129,6 +129,9 @@ class WorkerHost:
                     return
                 run = JobRun(self._station, claim, self.ended)
                 run.start()  # its end waits for the lock; if it cannot start, the keeper gives the job back
+                for other in self._runs.values():
+                    if not other.is_finished:
+                        run.meet(other)
                 self._runs[claim.holder.job_id, claim.holder.attempt] = run
                 self.on_free_change(*self.free())
 

@@ -73,12 +73,19 @@ class JobRun:
         self._lock = threading.Lock()
         self._output = _Output(station.settings.log_limit_bytes)
         self._progress: dict[str, Any] | None = None
+        self._neighbours: list[dict[str, Any]] = []
         self._flushed_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"run-{claim.holder.job_id[:8]}", daemon=True)
 
     def start(self) -> None:
         """Run in a thread of its own."""
         self._thread.start()
+
+    def meet(self, other: JobRun) -> None:
+        """`other` runs on this host at the same time: the results of both name the other."""
+        for one, beside in ((self, other), (other, self)):
+            held = {"job": beside.claim.holder.job_id, "devices": list(beside.claim.devices)}
+            one._neighbours.append(held)
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end, at most `timeout_s`."""
@@ -170,7 +177,7 @@ class JobRun:
             state = State.failed
         result = message.get("result")
         if result is not None:
-            result = _with_artifacts(result, files)
+            result = _completed(result, files, self._neighbours)
 
         def end(conn: Connection) -> State | None:
             self._write_last_words(conn)
@@ -277,10 +284,20 @@ class JobRun:
                 pause_s = min(2 * pause_s, 2.0)
 
 
-def _with_artifacts(result: str, files: list[dict[str, Any]]) -> str:
-    """The result with its `artifacts` as they were stored: what the job said of its files is not believed."""
+def _completed(result: str, files: list[dict[str, Any]], neighbours: list[dict[str, Any]]) -> str:
+    """The result with what the job itself cannot know.
+
+    That is its `artifacts` as they were stored (what the job said of its files is not believed) and the jobs that ran
+    beside it on this host, which make a measurement suspect.
+    """
     document = orjson.loads(result)
     document["artifacts"] = files
+    if neighbours:
+        for host in document["environment"].get("hosts", [])[:1]:
+            host["neighbours"] = neighbours
+        quality = document["quality"]
+        quality["codes"].append({"code": "neighbours", "severity": "warning", "evidence": {"jobs": neighbours}})
+        quality["grade"] = "suspect" if quality["grade"] == "valid" else quality["grade"]
     return dumps(document)
 
 

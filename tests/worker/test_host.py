@@ -217,11 +217,18 @@ def test_jobs_run_side_by_side_only_where_isolation_allows(bed: Bed, tmp_path: P
     with bed.store.read() as conn:
         [item] = hosts.inventory(conn, 30)
     assert {d["held_by"]["job"] for d in item["devices"]} == set(shared)
+    # (and the results of these two name each other, that of the third nobody)
     assert bed.job(alone)["state"] == "queued"
     gate.touch()
     assert bed.ended(alone)["state"] == "succeeded"
     finished = max(bed.job(job_id)["finished_us"] for job_id in shared)
     assert bed.job(alone)["started_us"] >= finished
+    for job_id, beside in zip(shared, reversed(shared), strict=True):
+        quality = bed.job(job_id)["result"]["quality"]
+        assert quality["grade"] == "suspect"
+        [code] = [code for code in quality["codes"] if code["code"] == "neighbours"]
+        assert [job["job"] for job in code["evidence"]["jobs"]] == [beside]
+    assert bed.job(alone)["result"]["quality"] == {"grade": "valid", "codes": []}
 
 
 def test_a_worker_that_lost_its_claim_ends_the_job_and_writes_nothing(bed: Bed) -> None:

@@ -54,9 +54,11 @@ class Runner(Stopwatch):
 
     def build(self, name: str) -> dict[str, Any]:
         """Build, save, and load again. Tells seconds of each step, and the file's name and size where there is one."""
+        was_warm = self.way.disk_cache and self.cache.exists() and any(self.cache.iterdir())
         if self.way.disk_cache:
             inductor.use_cache(self.cache)
         built, facts = self._built(self.setting)
+        facts["was_warm"] = was_warm
         if self.way.suffix and self.way.save and self.way.load:
             artifact, save, load = self.setting.folder / f"{name}{self.way.suffix}", self.way.save, self.way.load
             timed = artifact.with_stem(f"training-{name}") if self.setting.grad else artifact

@@ -155,7 +155,7 @@ class Experiment:
         self.host["devices"] = [asdict(device) for device in self.bench.devices]
         self.result.environment = {"hosts": [self.host]}
         script = self.bench.file("reproduce.py")
-        script.write_text(reproduction(self.spec, self.setting.threads))
+        script.write_text(reproduction(self.spec, self.setting.threads, self.setting.device.type))
         self.bench.keep(script, "text/x-python")
 
     def _start_all(self) -> None:
@@ -196,6 +196,8 @@ class Experiment:
         self.build[name] = told
         if name == self.twin:
             return
+        if told["was_warm"]:  # nothing may have been left for it: its cold build is none
+            self.codes.append(Code(code="already_warm", severity="error", evidence={"of": name}))
         if way.disk_cache and name != self.baseline:
             again = f"{name}_rebuilt"
             self._start(again, variant)
