@@ -35,7 +35,7 @@ def test_a_job_through_its_life(service: Service) -> None:
 
 @pytest.mark.parametrize(
     "job_id",
-    ["01938c5e-7b2c-7d11-8a3f-2f6f0a7d5c11", "x", "%00", "..", "A" * 5000, "01938C5E-7B2C-7D11-8A3F-2F6F0A7D5C11"],
+    ["01938c5e-7b2c-7d11-8a3f-2f6f0a7d5c11", "x", "%00", "..", "A" * 5000, "01938C5E-7B2C-7D11-8A3F"],
 )
 def test_an_unknown_id_is_not_found(service: Service, job_id: str) -> None:
     for path in ("", "/result.json", "/logs", "/events", "/artifacts", "/artifacts/x"):

@@ -310,7 +310,10 @@ def test_submit_and_cancel(service: Service, client: Client, tmp_path: Path) -> 
 def test_a_wrong_spec_is_shown_with_its_pointers(service: Service, tmp_path: Path) -> None:
     done = torchstone(service, "submit", "-", cwd=tmp_path, stdin=json.dumps({**SPEC, "calls": -1}))
     assert done.returncode == 1
-    assert "  /calls: " in done.stderr
+    assert done.stderr.startswith("torchstone: /calls: ") and done.stderr.count("\n") == 1
+    done = torchstone(service, "submit", "-", cwd=tmp_path, stdin=json.dumps({**SPEC, "calls": -1, "seed": -1}))
+    assert done.returncode == 1
+    assert "  /calls: " in done.stderr and "  /seed: " in done.stderr
 
 
 def test_check_prints_the_spec_with_its_defaults(service: Service, tmp_path: Path) -> None:
