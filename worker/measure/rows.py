@@ -81,7 +81,6 @@ def judge(
     found.timings += _device_timings(record, at, key, but=twin)
     for of, ratio in ratios.items():
         withheld = wrong.get(of) or wrong.get(baseline) or None
-        finite = ratio.interval if len(against) >= statistics.FEWEST_ROUNDS else None
         cold_s, warm_s = _cold(builds[of]), builds[of].get("build_warm_s")
         saving = None if withheld or cold_s is None else _saving(record, plan, of)
         if saving:
@@ -94,7 +93,7 @@ def judge(
                 against=baseline,
                 at=at,
                 speedup=None if withheld else ratio.ratio,
-                ci95=None if withheld else finite,
+                ci95=None if withheld else statistics.finite(ratio.interval),
                 p10_speedup=None if withheld else ratio.p10_ratio,
                 noise_floor=found.noise_floor,
                 verdict="withheld" if withheld else statistics.verdict(ratio.interval, delta),

@@ -160,6 +160,11 @@ def compare(of: Samples, against: Samples, *, alpha: float = ALPHA, seed: int = 
     return Ratio(ratio, interval, p10, block)
 
 
+def finite(interval: Interval) -> Interval | None:
+    """An interval that can be published: None where there were too few rounds for one."""
+    return interval if math.isfinite(interval[1]) else None
+
+
 def verdict(interval: Interval, delta: float) -> Verdict:
     """faster: wholly over 1 + delta; slower: wholly under 1 - delta; same: wholly inside; else inconclusive."""
     low, high = interval

@@ -254,7 +254,7 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
                 against="single",
                 at=run.at,
                 speedup=None if reason else ratio.ratio,
-                ci95=None if reason or rounds < 2 else ratio.interval,
+                ci95=None if reason else statistics.finite(ratio.interval),
                 p10_speedup=None if reason else ratio.p10_ratio,
                 noise_floor=None,
                 verdict="withheld" if reason else statistics.verdict(ratio.interval, _SMALLEST_DELTA),
@@ -263,10 +263,11 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
         )
     devices = run.setting.world_size
     # Steps where there are too few whole epochs for an interval.
-    by = "step" if weak or min(len(run.epoch_s), len(single.epoch_s)) < 2 else "epoch"
+    by = "step" if weak or min(len(run.epoch_s), len(single.epoch_s)) < statistics.FEWEST_ROUNDS else "epoch"
     ours, theirs = (run.step_s, single.step_s) if by == "step" else (run.epoch_s, single.epoch_s)
     rounds = min(len(ours), len(theirs))
     ratio = statistics.compare(ours[:rounds], theirs[:rounds], seed=run.setting.spec.seed)
+    ends = statistics.finite(ratio.interval)
     share = 1 if weak else devices
     result.figures.append(
         Figure.model_validate(
@@ -277,7 +278,7 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
                 "value": None if reason else ratio.ratio / share,
                 "unit": "1",
                 "reason": reason,
-                "ci95": None if reason or rounds < 2 else [end / share for end in ratio.interval],
+                "ci95": None if reason or ends is None else [end / share for end in ends],
                 "devices": devices,
                 "method": f"T1/{'T' if weak else 'nT'}n of the median {by}",
             }
