@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
+from tests.worker.test_host import until
 from torchstone import broker
 from torchstone.jobs import is_terminal
 from torchstone.queue import MOST_BELLS, Bell, celery_app
@@ -23,16 +23,6 @@ from torchstone.store import Store, hosts, jobs, migrate
 
 SPEC = {"kind": "jit", "model": {"preset": "mlp"}, "variants": ["eager"], "calls": 10, "budget_s": 0.5}
 pytestmark = pytest.mark.slow
-
-
-def until(what: Callable[[], Any], within_s: float = 60) -> Any:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        value = what()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"not within {within_s} s")
 
 
 class Stand:
