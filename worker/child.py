@@ -66,6 +66,7 @@ def main(
         folder=Path(assignment.folder),
         send=lambda event: events.send_bytes(orjson.dumps(event)),
         data_folders=assignment.data_folders,
+        spare_cores=assignment.spare_cores,
     )
     message: dict[str, Any]
     try:

@@ -29,12 +29,14 @@ from torchstone.errors import ArtifactFailed
 from torchstone.jobs import State
 from torchstone.results import dumps
 from torchstone.settings import Settings
+from torchstone.specs import parse_spec
 from torchstone.store import Store, events, is_transient, leases, logs
 from torchstone.store.artifacts import Blobs
 from torchstone.store.hosts import Host
 from worker.bench import Assignment, LeasedDevice
-from worker.devices import Device
+from worker.devices import Device, usable_cores
 from worker.launch import JobProcess, Launcher, Outcome
+from worker.servers import preload_for
 
 FLUSH_S = 0.5
 _CHUNK_CHARS = 1 << 18
@@ -152,6 +154,8 @@ class JobRun:
 
     def _assignment(self) -> Assignment:
         leased = [self.station.devices[name] for name in self.claim.devices]
+        held = {core for device in leased for core in device.cores}
+        spare = set(usable_cores()) - held if self.claim.exclusive else set()
         return Assignment(
             job_id=self.claim.holder.job_id,
             attempt=self.claim.holder.attempt,
@@ -161,6 +165,8 @@ class JobRun:
             folder=str(self.folder),
             memory_limit_bytes=self.station.host.memory_bytes,
             data_folders=(str(self.station.settings.datasets),),
+            spare_cores=tuple(sorted(spare)),
+            preload=preload_for(parse_spec(orjson.loads(self.claim.spec))),
         )
 
     def _record(self, outcome: Outcome) -> None:

@@ -1,0 +1,22 @@
+"""Imported once by the forkserver of jobs that compile or train: all of `worker.preload`, and what is slow to import.
+
+The optimisers and the distributed library import dynamo at their first use: so trainings want it there as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+
+for _module in (
+    "worker.preload",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.export",
+    "worker.workloads.train",
+    "torch.distributed",
+    "safetensors.torch",
+):
+    importlib.import_module(_module)
+
+gc.freeze()
