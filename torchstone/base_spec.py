@@ -37,6 +37,7 @@ class DeviceRequest(Strict):
 class BaseSpec(Strict):
     """What every kind has in common."""
 
+    kind: str
     name: str | None = Field(None, max_length=200, description="A title for people.")
     labels: dict[str, str] = Field(default_factory=dict, max_length=32, description="Filterable in GET /v1/jobs.")
     devices: DeviceRequest = DeviceRequest()

@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 class Strict(BaseModel):
     """A frozen part of a spec that takes exactly its own fields, in their own JSON types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True, defer_build=True)
 
 
 def refusal(faults: Sequence[tuple[tuple[int | str, ...], str]]) -> ValidationError:

@@ -79,8 +79,7 @@ class Bench:
         """A bench outside any worker: this process's own cores, shared out over so many CPU devices."""
         cores = cores or tuple(sorted(os.sched_getaffinity(0)))
         leased = [LeasedDevice(f"cpu:{i}", "cpu", cores[i::devices] or cores) for i in range(devices)]
-        spare = tuple(core for core in cores if all(core not in device.cores for device in leased))
-        return cls("local", 1, "localhost", leased, folder, data_folders=data_folders, spare_cores=spare)
+        return cls("local", 1, "localhost", leased, folder, data_folders=data_folders)
 
     @property
     def cores(self) -> tuple[int, ...]:
@@ -90,10 +89,6 @@ class Bench:
     def step_aside(self) -> None:
         """Have this process work on the spare cores, where there are any: the devices' own are then left to others."""
         os.sched_setaffinity(0, self.spare_cores or self.cores)
-
-    def step_back(self) -> None:
-        """Have this process work on the devices' cores again."""
-        os.sched_setaffinity(0, self.cores)
 
     def file(self, name: str) -> Path:
         """A path in the scratch folder for a file called `name`."""

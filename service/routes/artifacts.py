@@ -15,19 +15,19 @@ import re
 from collections.abc import AsyncIterator
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from service import documents, responses
 from service.openapi import shaped
 from service.queries import Query
-from service.routes import get
+from service.routes import get, plain_router
 from service.routes.jobs import find
 from service.runtime import of
 from torchstone.errors import NotFound, RangeNotSatisfiable
 from torchstone.store import artifacts
 
-router = APIRouter(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
+router = plain_router(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 _RANGE = re.compile(r"bytes=[ \t]*(\d{0,19})-(\d{0,19})[ \t]*")
 
 

@@ -14,17 +14,17 @@ from typing import Any, cast, get_args
 
 import orjson
 from anyio import to_thread
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from service import charts, documents, responses
 from service.openapi import shaped
 from service.queries import Query
-from service.routes import get
+from service.routes import get, plain_router
 from service.routes.results import UNFINISHED, document, measured
 from torchstone import __version__
 from torchstone.errors import NotFound
 
-router = APIRouter(prefix="/v1/jobs/{job_id}/charts", tags=["results"])
+router = plain_router(prefix="/v1/jobs/{job_id}/charts", tags=["results"])
 _PICTURES = {
     media_type: {"schema": {"type": "string", "format": "binary"}} for media_type in charts.MEDIA_TYPES.values()
 }

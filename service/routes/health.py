@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from service import documents, responses
 from service.openapi import shaped
-from service.routes import get
+from service.routes import get, plain_router
 from service.runtime import Runtime, of
 from torchstone.store import require_current_schema
 
-router = APIRouter(tags=["health"])
+router = plain_router(tags=["health"])
 _WITHIN_S = 5.0
 
 

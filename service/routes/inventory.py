@@ -9,17 +9,17 @@ from __future__ import annotations
 import inspect
 from functools import cache
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from service import documents, responses
 from service.openapi import shaped
 from service.queries import Query
-from service.routes import get
+from service.routes import get, plain_router
 from service.runtime import of
 from torchstone.specs import EXAMPLES, KINDS
 from torchstone.store import hosts
 
-router = APIRouter(prefix="/v1", tags=["inventory"])
+router = plain_router(prefix="/v1", tags=["inventory"])
 
 
 @get(router, "/kinds", summary="The kinds of experiments", responses={200: shaped("KindList")})

@@ -17,14 +17,14 @@ import re
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from sqlalchemy import Connection
 
 from service import bodies, documents, responses
 from service.fleet import memory_bytes
 from service.openapi import CREATED, LIST_PARAMETERS, SUBMIT, VALIDATE_ONLY, WAIT, shaped
 from service.queries import Query, preferred_wait_s, refuse
-from service.routes import get
+from service.routes import get, plain_router
 from service.runtime import Runtime, of
 from service.waits import until_finished
 from torchstone.errors import BadRequest, InvalidRequest, NotFound
@@ -33,7 +33,7 @@ from torchstone.specs import KINDS, BaseSpec, parse_spec
 from torchstone.store import jobs
 from torchstone.store.jobs import NewJob
 
-router = APIRouter(prefix="/v1", tags=["jobs"])
+router = plain_router(prefix="/v1", tags=["jobs"])
 
 RETRY_AFTER_S = "1"
 _MOST_KEY_CHARACTERS = 255

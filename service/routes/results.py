@@ -9,18 +9,18 @@ from typing import Any
 
 import orjson
 from anyio import to_thread
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from service import documents, responses
 from service.openapi import shaped
 from service.queries import Query
-from service.routes import get
+from service.routes import get, plain_router
 from service.routes.jobs import RETRY_AFTER_S, find
 from service.runtime import of
 from torchstone.errors import Conflict, NotFound
 from torchstone.jobs import TERMINAL
 
-router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["results"])
+router = plain_router(prefix="/v1/jobs/{job_id}", tags=["results"])
 UNFINISHED = {409: {"description": "The job is not finished yet"}}
 
 

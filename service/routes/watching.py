@@ -13,19 +13,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import orjson
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
 
 from service.openapi import EVENT_PARAMETERS, LOG_PARAMETERS
 from service.queries import Query
-from service.routes import get
+from service.routes import get, plain_router
 from service.routes.jobs import find
 from service.runtime import Runtime, of
 from torchstone.errors import BadRequest
 from torchstone.jobs import TERMINAL
 from torchstone.store import events, jobs, logs
 
-router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["watching"])
+router = plain_router(prefix="/v1/jobs/{job_id}", tags=["watching"])
 _PING_S = 15
 _LOOK_AGAIN_S = 30.0
 _FOLLOW_EVERY_S = 0.2

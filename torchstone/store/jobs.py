@@ -67,7 +67,7 @@ class NewJob:
         text = spec.model_dump_json()
         row = {
             "id": job_id,
-            "kind": spec.model_dump(include={"kind"})["kind"],
+            "kind": spec.kind,
             "name": spec.name,
             "labels": orjson.dumps(spec.labels).decode(),
             "owner": owner,

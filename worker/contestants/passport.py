@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchstone.specs import Variant
+from torchstone.facts import facts
+from torchstone.specs import JitSpec, Variant
 from worker.measure.equality import Equality
 
 OURS = ("torchstone", "service", "worker")
@@ -53,10 +54,12 @@ def loader_program(name: str) -> str:
 
 
 def passport(
-    path: Path, variant: Variant, check: Equality, inputs: list[dict[str, Any]], host: dict[str, Any], seed: int
+    path: Path, spec: JitSpec, variant: Variant, check: Equality, host: dict[str, Any], flags: list[str]
 ) -> dict[str, Any]:
-    """What is known of the file at `path`: hash, origin, the check's numbers, how to load it."""
+    """What is known of the file at `path`: hash, origin, the check's numbers, what speaks against it, a loader."""
     native = path.suffix == ".pt2"
+    model = facts(spec.model)
+    dtype = model.input_dtype if model.input_dtype == "int64" else spec.dtype
     return {
         "passport": 1,
         "artifact": path.name,
@@ -65,13 +68,13 @@ def passport(
         "variant": variant.value,
         "format": {".pt": "TorchScript", ".pt2": "AOTInductor package", ".onnx": "ONNX"}[path.suffix],
         "mode": "eval",
-        "inputs": inputs,
+        "inputs": [{"shape": ["batch", *model.input_shape], "dtype": dtype}],
         "made_by": {
             "torch": host["libraries"].get("torch"),
             "onnxruntime": host["libraries"].get("onnxruntime") if path.suffix == ".onnx" else None,
             "python": host["python"],
             "system": host["system"],
-            "seed": seed,
+            "seed": spec.seed,
         },
         "needs": {
             # Native code runs on the kind of machine that it was compiled on; the others run wherever torch does.
@@ -86,6 +89,7 @@ def passport(
         },
         "loader": loader_program(path.name),
         "notes": _NOTES[path.suffix],
+        "flags": flags,
     }
 
 

@@ -128,7 +128,8 @@ class Load:
                 user, nice, system, _, _, irq, softirq, stolen = (int(f) for f in fields[:8])
                 busy, steal = busy + user + nice + system + irq + softirq, steal + stolen
         own = resource.getrusage(resource.RUSAGE_SELF)
-        ours_s = own.ru_utime + own.ru_stime + sum(_cpu_time_s(pid) for pid in pids)
+        is_here = not os.sched_getaffinity(0).isdisjoint(cores)
+        ours_s = (own.ru_utime + own.ru_stime) * is_here + sum(_cpu_time_s(pid) for pid in pids)
         throttles = sum(
             _int(_read(Path(f"/sys/devices/system/cpu/cpu{c}/thermal_throttle/core_throttle_count"))) or 0
             for c in cores

@@ -54,6 +54,9 @@ def compare_outputs(
     if [a.shape for a in of] != [a.shape for a in against]:
         shapes = f"shapes {[list(a.shape) for a in of]} where {[list(a.shape) for a in against]} are expected"
         return Equality(False, tolerance, tolerance, None, None, None, False, 0, shapes)
+    if [a.dtype for a in of] != [a.dtype for a in eager]:
+        dtypes = f"dtypes {[str(a.dtype) for a in of]} where eager gives {[str(a.dtype) for a in eager]}"
+        return Equality(False, tolerance, tolerance, None, None, None, False, 0, dtypes)
     ours, theirs = _flat(of), _flat(against)
     nan_count = int(np.isnan(ours).sum())
     finite = np.isfinite(theirs)

@@ -64,6 +64,14 @@ def race_codes(
     return codes
 
 
+def thread_codes(threads: int, cores: tuple[int, ...]) -> list[Code]:
+    """More threads than cores: they wait for each other, and what is measured is the scheduler."""
+    if threads <= len(cores):
+        return []
+    evidence = {"threads": threads, "cores": list(cores)}
+    return [Code(code="oversubscribed", severity="warning", evidence=evidence)]
+
+
 def load_codes(during: dict[str, Any], frequencies_mhz: tuple[float | None, float | None]) -> list[Code]:
     """What the machine did meanwhile: `during` is `Load.since`."""
     codes = []

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,6 @@ import orjson
 import torch
 
 from torchstone.errors import JobError, WorkloadError
-from torchstone.facts import facts
 from torchstone.results import Code, Figure, Result, Skipped, Timing
 from torchstone.specs import JitSpec, Variant
 from worker import models
@@ -43,7 +42,8 @@ from worker.measure.archive import write_archive
 from worker.measure.contestant import Contestant, ContestantFailed
 from worker.measure.environment import Load, frequency_mhz, host_facts
 from worker.measure.heat import SET_ASIDE, Heat, choose, may_repeat
-from worker.measure.quality import grade, load_codes, mode_codes
+from worker.measure.points import Point
+from worker.measure.quality import grade, load_codes, mode_codes, thread_codes
 from worker.measure.race import Plan, race
 from worker.measure.rows import judge, twin_of
 from worker.measure.statistics import RESAMPLES
@@ -77,24 +77,6 @@ def setting_of(spec: JitSpec, bench: Bench) -> Setting:
         dynamic=spec.dynamic_batch,
         channels_last=spec.channels_last,
     )
-
-
-@dataclass(frozen=True)
-class Point:
-    """Where a race is run: a batch size, with caches warm or emptied before each call."""
-
-    batch_size: int
-    cold: bool
-    tell_cache: bool
-
-    @property
-    def key(self) -> str:
-        return f"{self.batch_size}/cold" if self.cold else str(self.batch_size)
-
-    @property
-    def at(self) -> dict[str, Any]:
-        cache = {"cache": "cold" if self.cold else "hot"} if self.tell_cache else {}
-        return {"batch_size": self.batch_size, **cache}
 
 
 class Experiment:
@@ -154,9 +136,8 @@ class Experiment:
         )
         torchscript.preload()  # meanwhile
         if not self.bench.spare_cores:
-            for name in self.variants:
-                self._start(name)
-            self._describe()
+            for task in self._tasks():
+                task()
             self._wait_for_what_is_right()
 
     def _wait_for_what_is_right(self) -> None:
@@ -192,6 +173,10 @@ class Experiment:
                 self.variants[variant.value] = variant
         self.variants[self.twin] = self.spec.baseline
 
+    def _tasks(self) -> list[Callable[[], None]]:
+        """What is to be done, besides building."""
+        return [*(partial(self._start, name) for name in self.variants), self._describe]
+
     def _start(self, name: str) -> None:
         """A process for this contestant, unless it was started before."""
         if name not in self.started:
@@ -209,9 +194,7 @@ class Experiment:
         """One after another, each alone on the devices' cores; what else there is to do is done beside them."""
         self.loads = Loads(lambda: self._start_beside("loader", CleanLoader), at_once=bool(self.bench.spare_cores))
         names = list(self.variants)
-        beside: list[Callable[[], None]] = []
-        if self.bench.spare_cores:
-            beside = [partial(self._start, name) for name in names[1:]] + [self._describe]
+        beside = self._tasks()[1:] if self.bench.spare_cores else []
         for name in names:
             self._start(name)
             try:
@@ -261,7 +244,7 @@ class Experiment:
         field = self.field
         modes = {name: told for name in field.names if (told := field.attempt(name, "facts"))}
         self.host["torch"] = modes[self.baseline]
-        self.codes += mode_codes(modes, self.baseline)
+        self.codes += mode_codes(modes, self.baseline) + thread_codes(self.setting.threads, self.bench.cores)
         self.host["notices"] = [TORCHSCRIPT_NOTICE] if any("script" in n or "trace" in n for n in field.names) else []
         end_s = time.perf_counter() + self.spec.budget_s
         first, second = self._heat(end_s, 0), None
@@ -289,7 +272,7 @@ class Experiment:
                 seed=self.spec.seed + first_seed + index,
                 single_calls=point.cold,
             )
-            self._say(f"racing at {_place(point)} for at most {left_s:.1f} s")
+            self._say(f"racing at {point} for at most {left_s:.1f} s")
             record = race(list(field.contestants.values()), point.key, plan, self._progress_of(index))
             for name, failure in record.failed.items():
                 field.drop(name, failure)
@@ -351,17 +334,13 @@ class Experiment:
                 continue
             path = self.bench.file(self.build[name]["file"])
             equal = self.checks.loaded(name, self.keys[0])
-            if not equal.passed:
-                continue  # not offered: it is not what was asked for
-            known = facts(self.spec.model)
-            dtype = known.input_dtype if known.input_dtype == "int64" else self.spec.dtype
-            x = {"shape": ["batch", *known.input_shape], "dtype": dtype}
-            made = passport(path, Variant(name), equal, [x], self.host, self.spec.seed)
-            made["flags"] = sorted(set(self.checks.wrong.get(name, {}).values()))
-            proof = self.bench.file(f"{path.name}.passport.json")
-            proof.write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
-            self.bench.keep(path, BINARY)
-            self.bench.keep(proof, "application/json")
+            if equal.passed:  # else it is not what was asked for
+                flags = sorted(set(self.checks.wrong.get(name, {}).values()))
+                made = passport(path, self.spec, Variant(name), equal, self.host, flags)
+                proof = self.bench.file(f"{path.name}.passport.json")
+                proof.write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
+                self.bench.keep(path, BINARY)
+                self.bench.keep(proof, "application/json")
 
     def _judge_all(self, heat: Heat) -> None:
         floors = []
@@ -389,17 +368,13 @@ class Experiment:
 
         def tell(done: int, total: int | None, eta_s: float) -> None:
             later_s = (points - index - 1) * (time.perf_counter() - start_s + eta_s)
-            self.bench.progress(done, total, "rounds", eta_s + later_s, f"racing at {_place(self.points[index])}")
+            self.bench.progress(done, total, "rounds", eta_s + later_s, f"racing at {self.points[index]}")
 
         return tell
 
     def _say(self, message: str) -> None:
         print(message, flush=True)
         self.bench.progress(0, None, "rounds", None, message)
-
-
-def _place(point: Point) -> str:
-    return ", ".join(f"{key}={value}" for key, value in point.at.items())
 
 
 def _throughput(timing: Timing, point: Point) -> Figure:

@@ -93,3 +93,8 @@ def test_nothing_overflows_near_the_largest_float32() -> None:
     large = (TRUTH * 3.3e38).astype(np.float32)
     assert compare(large, large, large.astype(np.float64))
     assert not compare(large * np.float32(0.9), large, large.astype(np.float64))
+
+
+def test_an_output_of_another_type_is_another_output() -> None:
+    found = compare_outputs([EAGER.astype(np.float16)], [EAGER], [TRUTH], 1.0, [EAGER])
+    assert not found.passed and found.detail == "dtypes ['float16'] where eager gives ['float32']"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from torchstone.results import Code
-from worker.measure.quality import grade, load_codes, mode_codes, race_codes
+from worker.measure.quality import grade, load_codes, mode_codes, race_codes, thread_codes
 from worker.measure.race import Plan, Record, split
 
 QUIET = {"seconds": 1.0, "steal_share": 0.0, "our_share": 0.5, "other_share": 0.0, "throttles": 0}
@@ -55,3 +55,10 @@ def test_calls_are_split_exactly_and_evenly(calls: int, size: int) -> None:
     sizes = split(calls, size)
     assert sum(sizes) == calls
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_more_threads_than_cores_are_named() -> None:
+    assert thread_codes(2, (0, 1)) == []
+    (code,) = thread_codes(3, (0, 1))
+    assert code.code == "oversubscribed" and code.severity == "warning"
+    assert code.evidence == {"threads": 3, "cores": [0, 1]}
