@@ -164,7 +164,7 @@ def _is_geometric(curves: tuple[Json, ...]) -> bool:
 def _is_wide(rows: list[dict[str, Any]]) -> bool:
     """Whether the largest y is so many times the smallest that a linear axis would show but the largest."""
     ys = [row["y"] for row in rows if row["y"] is not None]
-    return min(ys) > 0 and max(ys) >= _WIDE * min(ys)
+    return bool(min(ys) > 0 and max(ys) >= _WIDE * min(ys))
 
 
 _LOOK: dict[str, Any] = {

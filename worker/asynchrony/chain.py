@@ -1,0 +1,87 @@
+"""A stream of matrix products of which each needs the one before, and whose exact result is known at every length.
+
+    chain = Chain(256, torch.float32, torch.device("cpu"), seed=0)
+    for _ in range(7):
+        chain.step()                 # x <- E x: a dense 256 x 256 product
+    chain.check()["bitwise"]         # True
+
+E exchanges rows, and signs: row i of E x is plus or minus row n-1-i of x. All its entries are 0, 1 or -1 and it is its
+own inverse, so every product is exact in any floating-point type and order of summation, and x is known after any
+number of steps without computing it. To the engine it is a dense matrix like any other. Because it is mostly zeros a
+GPU may draw less power than it would for other numbers, and clock a little higher.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Chain:
+    """x <- E x on one device, without allocating: two buffers take turns. `steps` counts the products so far."""
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device, seed: int) -> None:
+        self.start, self.signs = start_and_signs(size, str(dtype).removeprefix("torch."), seed)
+        self.exchange = torch.from_numpy(exchange_matrix(self.signs)).to(device)
+        self.x = torch.from_numpy(self.start).to(device, copy=True)
+        self.y = torch.empty_like(self.x)
+        self.steps = 0
+
+    def step(self) -> None:
+        """One product: queued on a device that works by itself, done on one that does not."""
+        torch.mm(self.exchange, self.x, out=self.y)
+        self.x, self.y = self.y, self.x
+        self.steps += 1
+
+    def expected(self) -> Array:
+        """What x is after the steps so far: (n, n)."""
+        return after(self.start, self.signs, self.steps)
+
+    def check(self) -> dict[str, Any]:
+        """Whether x is exactly what it must be; the fields are those of a Check row."""
+        return exactly(self.x.cpu().numpy(), self.expected())
+
+
+def start_and_signs(size: int, dtype: str, seed: int) -> tuple[Array, Array]:
+    """The first x, (n, n) normal numbers; and the signs of E's rows, (n,), the same from both ends."""
+    random = np.random.default_rng(seed)
+    start = random.standard_normal((size, size)).astype(dtype)
+    half = random.choice(np.array([-1, 1]), size=(size + 1) // 2)
+    return start, np.concatenate([half, half[: size // 2][::-1]]).astype(dtype)
+
+
+def exchange_matrix(signs: Array) -> Array:
+    """E, (n, n): its own inverse."""
+    size = len(signs)
+    exchange = np.zeros((size, size), dtype=signs.dtype)
+    exchange[np.arange(size), np.arange(size)[::-1]] = signs
+    return exchange
+
+
+def after(start: Array, signs: Array, steps: int) -> Array:
+    """E to the power of `steps`, times `start`."""
+    return start if steps % 2 == 0 else signs[:, None] * start[::-1]
+
+
+def exactly(found: Array, expected: Array) -> dict[str, Any]:
+    """The fields of a Check row for results that must agree in every bit."""
+    if found.shape != expected.shape:
+        shapes = f"shape {list(found.shape)} where {list(expected.shape)} is expected"
+        return {"passed": False, "bitwise": False, "detail": shapes}
+    same = bool(np.array_equal(found, expected, equal_nan=True))
+    error = np.abs(found.astype(np.float64) - expected.astype(np.float64))
+    nan_count = int(np.isnan(found).sum())
+    largest = float(np.nan_to_num(error, nan=np.inf).max(initial=0.0))
+    return {
+        "passed": same,
+        "bitwise": same,
+        "rtol": 0.0,
+        "atol": 0.0,
+        "max_abs_error": largest if np.isfinite(largest) else None,
+        "nan_count": nan_count,
+    }
