@@ -73,10 +73,11 @@ class Reader(Stopwatch):
         self.synchronize()
         told = chain.check()
         expected, read = chain.expected(), self.read.get(key)
+        assert read is not None or self.barrier in ("no_barrier", "synchronize"), "it was called just now"
         if self.barrier == "item":
             told |= exactly(np.array([read], dtype=expected.dtype), expected[:1, 0])
         elif self.barrier in ("numpy", "numpy_copy"):
-            told |= exactly(read, expected)
+            told |= exactly(np.asarray(read), expected)
         elif self.barrier == "print":
             told["passed"] = told["passed"] and read == str(torch.from_numpy(expected.copy()).to(chain.x.device))
         return told

@@ -159,10 +159,10 @@ class Contest(Field):
             found = judge(record, plan, point.at, self.key(point), {}, {name: {} for name in record.seconds})
             heat.codes += found.codes
             heat.noise_floor = max(heat.noise_floor or 0.0, found.noise_floor or 0.0)
-        heat.codes = [_within(self.part, code) for code in heat.codes]
+        heat.codes = [within(self.part, code) for code in heat.codes]
         return heat
 
 
-def _within(part: str, code: Code) -> Code:
+def within(part: str, code: Code) -> Code:
     """The same code, which says in which part it was seen."""
     return code.model_copy(update={"evidence": {"part": part, **code.evidence}})

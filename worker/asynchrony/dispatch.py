@@ -16,41 +16,25 @@ On CPU devices a worker thread stands for the device that works by itself: the s
 from __future__ import annotations
 
 import math
-import queue
-import random
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
-import torch
 
 from torchstone.asynchrony import Part
 from torchstone.results import Check, Code, Curve, Figure, Timing
 from worker.asynchrony import feeding
-from worker.asynchrony.chain import Chain
 from worker.asynchrony.contest import Contest
-from worker.asynchrony.stage import Stage, duration, synchronizer
-from worker.measure import cuda, statistics
-from worker.measure.environment import Load
-from worker.measure.quality import load_codes
-from worker.measure.statistics import FEWEST_ROUNDS, FIRST_LOOK
-from worker.measure.stopwatch import Stopwatch
+from worker.asynchrony.stage import Stage, duration
+from worker.asynchrony.streams import Stream, ThroughThread
+from worker.asynchrony.sweep import COLUMNS, Sweep
+from worker.measure import statistics
 
 PART = Part.dispatch.value
 THREAD = "worker_thread"
 _SMALLEST = (1, 4, 16)
-_BLOCK_S = 2e-3
-_MOST_IN_BLOCK = 256
-"""Fewer than any device queues: a block that filled the queue would time how fast it empties."""
-_MOST_ROUNDS = 240
 _TRIALS = 25
 _ARRIVAL_S = 0.4
 _FEEDING_SHARE = 0.35
-
-_cuda: Any = torch.cuda
 
 
 def measure(stage: Stage) -> None:
@@ -82,225 +66,13 @@ def _start(stage: Stage, contest: Contest, sizes: list[int]) -> None:
     for index, leased in enumerate(stage.bench.devices):
         device = stage.torch_device(index)
         threads = spec.threads or len(leased.cores)
-        contest.start_on(
-            leased.name, lambda device=device: Stream(sizes, stage.dtype, device, spec.seed), leased.cores, threads
-        )
+        make = partial(Stream, sizes, stage.dtype, device, spec.seed)
+        contest.start_on(leased.name, make, leased.cores, threads)
     if not stage.on_cuda:
         first = stage.bench.devices[0]
         threads = spec.threads or len(first.cores)
-        contest.start_on(
-            THREAD, lambda: ThroughThread(sizes, stage.dtype, stage.device, spec.seed, threads), first.cores, threads
-        )
-
-
-# -- below the pipe ---------------------------------------------------------------------------------------------
-
-
-class Stream(Stopwatch):
-    """A chain of products for every size on one device; `turn` times a block of them (key: the size)."""
-
-    def __init__(self, sizes: list[int], dtype: torch.dtype, device: torch.device, seed: int) -> None:
-        super().__init__(synchronizer(device), torch.inference_mode)
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        self.chains = {str(size): Chain(size, dtype, device, seed + size) for size in sizes}
-        self.calls = {key: chain.step for key, chain in self.chains.items()}
-
-    def turn(self, key: str, calls: int, settle_s: float, call_s: float) -> list[float]:
-        """[seconds until done, seconds until the last call returned]; on CUDA also by the device's own clock."""
-        took = super().turn(key, calls, settle_s, call_s)
-        if self.device.type == "cuda":
-            with self.mode():
-                took.append(cuda.device_seconds(self.calls[key], calls, took[1]))
-        return took
-
-    def check(self, key: str) -> dict[str, Any]:
-        """Whether the whole stream's result is exactly right; fields of a Check row."""
-        self.synchronize()
-        return {**self.chains[key].check(), "detail": f"after {self.chains[key].steps} products"}
-
-    def arrival(self, key: str, trials: int) -> dict[str, Any]:
-        """Single products on a CPU device: seconds until the call returned, and until its result was seen.
-
-        The output is filled with NaN before; `looks` is how often it was read until both its ends were there.
-        """
-        chain = self.chains[key]
-        returned_s, arrived_s, looks, right = [], [], [], True
-        with self.mode():
-            for _ in range(trials):
-                chain.y.fill_(math.nan)
-                ends = chain.y.view(-1)[:: max(1, chain.y.numel() - 1)].numpy()
-                seen = 0
-                start_s = time.perf_counter()
-                chain.step()
-                back_s = time.perf_counter()
-                while True:
-                    seen += 1
-                    if not np.isnan(ends).any():
-                        break
-                there_s = time.perf_counter()
-                np.isnan(ends).any()  # the same look again: what looking takes is no part of the arrival
-                look_s = time.perf_counter() - there_s
-                returned_s.append(back_s - start_s)
-                arrived_s.append(max(back_s, there_s - look_s) - start_s)
-                looks.append(seen)
-                right = right and bool(chain.check()["passed"])
-        return {"returned_s": returned_s, "arrived_s": arrived_s, "looks": max(looks), "right": right}
-
-    def queue_depth(self, most: int = 1 << 15, hold_s: float = 0.4) -> dict[str, Any]:
-        """Operations that were queued before a call blocked, while the device was kept from starting any of them.
-
-        `depth` is None where none of `most` blocked.
-        """
-        x = torch.zeros(1, device=self.device)
-        cycles = int(hold_s * 1e3 * float(_cuda.get_device_properties(self.device).clock_rate))
-        with self.mode():
-            x.add_(1)
-            self.synchronize()
-            _cuda._sleep(cycles)
-            start_s, depth = time.perf_counter(), None
-            for queued in range(most):
-                before_s = time.perf_counter()
-                x.add_(1)
-                now_s = time.perf_counter()
-                if now_s - before_s > hold_s / 4:
-                    depth = queued
-                    break
-                if now_s - start_s > hold_s / 2:
-                    most = queued + 1
-                    break
-            self.synchronize()
-        return {"depth": depth, "tried": most, "hold_s": hold_s}
-
-
-class ThroughThread(Stream):
-    """The same stream, but a worker thread does it: the front end only puts operations into a queue."""
-
-    def __init__(self, sizes: list[int], dtype: torch.dtype, device: torch.device, seed: int, threads: int) -> None:
-        super().__init__(sizes, dtype, device, seed)
-        self.operations: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.fault: Exception | None = None
-        self.calls = {key: self._putter(chain.step) for key, chain in self.chains.items()}
-        self.synchronize = self._wait
-        threading.Thread(target=self._work, args=(threads,), daemon=True).start()
-
-    def _putter(self, step: Callable[[], object]) -> Callable[[], object]:
-        put = self.operations.put
-        return lambda: put(step)
-
-    def _work(self, threads: int) -> None:
-        torch.set_num_threads(threads)
-        with torch.inference_mode():
-            while True:
-                operation = self.operations.get()
-                try:
-                    operation()
-                except Exception as error:  # told to whoever waits for it
-                    self.fault = error
-
-    def _wait(self) -> None:
-        done = threading.Event()
-        self.operations.put(done.set)
-        done.wait()
-        if self.fault is not None:
-            raise self.fault
-
-
-# -- above the pipe ---------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Sweep:
-    """Rounds over all contestants and sizes in random order: what disturbs the machine disturbs all sizes alike."""
-
-    contest: Contest
-    sizes: list[int]
-    samples: dict[tuple[str, str], list[list[float]]] = field(default_factory=dict)
-    """Per contestant and size, per round: [done, returned, by the device's clock], seconds per operation."""
-    first_call_s: dict[tuple[str, str], float] = field(default_factory=dict)
-    calls: dict[tuple[str, str], int] = field(default_factory=dict)
-    rounds: int = 0
-
-    def run(self) -> None:
-        """Warm up, then rounds until every completion is known as precisely as asked, or the budget is spent."""
-        contest, stage = self.contest, self.contest.stage
-        stage.say(f"{PART}: streams of products at {len(self.sizes)} sizes for at most {contest.budget_s:.1f} s")
-        start_s = time.perf_counter()
-        call_s = self._warm_up(0.15 * contest.budget_s)
-        draw, before = random.Random(stage.spec.seed), Load.now(contest.cores, contest.pids)
-        tell, longest_s = stage.progress_of(PART), 0.0
-        while not self._is_enough():
-            round_start_s = time.perf_counter()
-            if self.rounds and round_start_s + longest_s - start_s > contest.budget_s:
-                break
-            places = [place for place in call_s if place[0] in contest.names and self._takes_part(place)]
-            for lane, key in draw.sample(places, len(places)):
-                calls = self.calls[lane, key]
-                settle_s = min(0.5e-3, calls * call_s[lane, key])
-                took = contest.attempt(lane, "turn", key=key, calls=calls, settle_s=settle_s, call_s=call_s[lane, key])
-                if took is not None:
-                    self.samples.setdefault((lane, key), []).append([seconds / calls for seconds in took])
-            self.rounds += 1
-            longest_s = max(longest_s, time.perf_counter() - round_start_s)
-            tell(self.rounds, None, max(0.0, contest.budget_s - (time.perf_counter() - start_s)))
-        during = Load.now(contest.cores, contest.pids).since(before)
-        stage.host["during"][PART] = during
-        stage.codes += [*load_codes(during, (None, None)), *self._codes()]
-        for (lane, key), rows in self.samples.items():
-            for index, what in enumerate(("completion", "dispatch", "device")[: len(rows[0])]):
-                stage.arrays[f"{lane}/{PART}/{key}/{what}"] = np.array([row[index] for row in rows])
-        print(f"  {self.rounds} rounds in {time.perf_counter() - start_s:.2f} s", flush=True)
-
-    def column(self, lane: str, size: int, index: int) -> statistics.Samples:
-        """One column of a contestant's samples at a size; empty where it has none."""
-        rows = self.samples.get((lane, str(size)), [])
-        return np.array([row[index] for row in rows if len(row) > index])
-
-    def medians(self, lane: str, index: int) -> list[float | None]:
-        """By size."""
-        columns = [self.column(lane, size, index) for size in self.sizes]
-        return [float(np.median(column)) if len(column) else None for column in columns]
-
-    def _warm_up(self, limit_s: float) -> dict[tuple[str, str], float]:
-        contest = self.contest
-        call_s = {}
-        places = [(lane, str(size)) for lane in contest.names for size in self.sizes]
-        for lane, key in places:
-            first = contest.attempt(lane, "first_call", key=key)
-            told = contest.attempt(lane, "warm_up", key=key, limit_s=limit_s / len(places))
-            if told is not None:
-                self.first_call_s[lane, key] = first
-                call_s[lane, key] = max(told["call_s"], 1e-9)
-                self.calls[lane, key] = min(_MOST_IN_BLOCK, max(1, round(_BLOCK_S / call_s[lane, key])))
-        return call_s
-
-    def _takes_part(self, place: tuple[str, str]) -> bool:
-        wanted = self.contest.stage.spec.calls
-        return wanted is None or len(self.samples.get(place, [])) * self.calls[place] < wanted
-
-    def _is_enough(self) -> bool:
-        spec = self.contest.stage.spec
-        if not self.contest.names:
-            return True
-        if spec.calls is not None:
-            return not any(self._takes_part(place) for place in self.calls if place[0] in self.contest.names)
-        if self.rounds < FIRST_LOOK or self.rounds % FIRST_LOOK:
-            return self.rounds >= _MOST_ROUNDS
-        widths = []
-        for (lane, _), rows in self.samples.items():
-            if lane in self.contest.names:
-                done = np.array([row[0] for row in rows])
-                low, high = statistics.median_interval(done) or (0.0, math.inf)
-                widths.append((high - low) / 2 / float(np.median(done)))
-        return max(widths, default=0.0) <= spec.ci_half_width or self.rounds >= _MOST_ROUNDS
-
-    def _codes(self) -> list[Code]:
-        if self.rounds >= FIRST_LOOK or self.contest.stage.spec.calls is not None:
-            return []
-        evidence = {"part": PART, "rounds": self.rounds, "wanted": FIRST_LOOK}
-        severity: Any = "warning" if self.rounds >= FEWEST_ROUNDS else "error"
-        return [Code(code="too_few_rounds", severity=severity, evidence=evidence)]
+        through = partial(ThroughThread, sizes, stage.dtype, stage.device, spec.seed, threads)
+        contest.start_on(THREAD, through, first.cores, threads)
 
 
 def _tell_lane(stage: Stage, contest: Contest, sweep: Sweep, lane: str) -> None:
@@ -313,8 +85,7 @@ def _tell_lane(stage: Stage, contest: Contest, sweep: Sweep, lane: str) -> None:
             row = Check.model_validate({"name": "exact", "of": lane, "against": "known", "at": {"size": size}, **told})
             result.checks.append(row)
             wrong += [] if row.passed else [size]
-    columns = ["completion", "dispatch", "device"]
-    for index, what in enumerate(columns):
+    for index, what in enumerate(COLUMNS):
         for size in sizes:
             samples = sweep.column(lane, size, index)
             if len(samples):
@@ -358,14 +129,13 @@ def _figures(stage: Stage, contest: Contest, sweep: Sweep, lane: str) -> None:
     reason = None if bound else f"even at {sizes[-1]} an operation costs more than its work"
     row = {"name": "launch_bound_below", "of": lane, "value": bound, "unit": "rows", "reason": reason}
     result.figures.append(Figure.model_validate({**row, "method": method}))
-    if done[0] is not None and returned[0] is not None:
+    if done[0] is not None:
         cost = f"the smallest operation takes {duration(done[0])}"
-        below = f"under about {bound:.0f} rows it is mostly the cost of a call" if bound else reason
-        last = shares.get(sizes[-1])
-        where = (
-            f"at size {sizes[-1]} a call has returned after {100 * last:.4g} % of the time until its result is there"
-        )
-        stage.find(PART, f"{lane}: {where}; {cost}, {below}" if last is not None else f"{lane}: {cost}, {below}")
+        below = f"under about {bound:.0f} rows it is mostly the cost of a call" if bound else str(reason)
+        last, where = shares.get(sizes[-1]), ""
+        if last is not None:
+            where = f"at size {sizes[-1]} a call has returned after {100 * last:.4g} % of the time to its result; "
+        stage.find(PART, f"{lane}: {where}{cost}, {below}")
 
 
 def _returned_share(
@@ -434,9 +204,10 @@ def _tell_queue(stage: Stage, contest: Contest) -> None:
         told = contest.attempt(leased.name, "queue_depth")
         if told is None:
             continue
-        reason = None if told["depth"] else f"none of {told['tried']} calls blocked while the device was held"
+        depth = told["depth"]
+        unblocked = None if depth else f"none of {told['tried']} calls blocked while the device was held"
         stage.result.figures.append(
-            Figure(name="queue_depth", of=leased.name, value=told["depth"], unit="operations", reason=reason)
+            Figure(name="queue_depth", of=leased.name, value=depth, unit="operations", reason=unblocked)
         )
-        ahead = f"{told['depth']} operations ahead before a call blocks" if told["depth"] else str(reason)
-        stage.find(PART, f"{leased.name}: the front end may be {ahead}" if told["depth"] else f"{leased.name}: {ahead}")
+        ahead = f"the front end may be {depth} operations ahead before a call blocks"
+        stage.find(PART, f"{leased.name}: {unblocked or ahead}")

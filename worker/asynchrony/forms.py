@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,12 +60,12 @@ def _forked(exchange: Tensor, xs: list[Tensor], steps: int, dependent: bool) -> 
     if dependent:
         last = torch.zeros_like(exchange)
         for x in xs:
-            last = torch.jit.wait(torch.jit.fork(_branch, exchange, x + last, steps))
+            last = _jit.wait(_jit.fork(_branch, exchange, x + last, steps))
             total = total + last
         return total
-    futures = [torch.jit.fork(_branch, exchange, x, steps) for x in xs]
+    futures = [_jit.fork(_branch, exchange, x, steps) for x in xs]
     for future in futures:
-        total = total + torch.jit.wait(future)
+        total = total + _jit.wait(future)
     return total
 
 
@@ -79,9 +80,10 @@ def _small_scripted() -> Tensor:
 
 
 def _small_forked() -> Tensor:
-    x = torch.jit.fork(_ones, 2)  # forking two functions without an argument is more than TorchScript can compile
-    y = torch.jit.fork(_ones, 2)
-    return torch.jit.wait(x) * torch.jit.wait(y) + 2
+    x = _jit.fork(_ones, 2)  # forking two functions without an argument is more than TorchScript can compile
+    y = _jit.fork(_ones, 2)
+    z: Tensor = _jit.wait(x) * _jit.wait(y) + 2
+    return z
 
 
 # The forms ------------------------------------------------------------------------------------------------------
@@ -194,10 +196,10 @@ def streams(device: torch.device, count: int) -> tuple[Run, Small]:
         if graph.dependent:
             for x in graph.xs:
                 start = x + last
-                (last,) = on_sides([lambda start=start: _branch(graph.exchange, start, graph.steps)])  # type: ignore[misc]
+                (last,) = on_sides([partial(_branch, graph.exchange, start, graph.steps)])
                 total = total + last
             return total
-        tasks = [lambda x=x: _branch(graph.exchange, x, graph.steps) for x in graph.xs]  # type: ignore[misc]
+        tasks: list[Callable[[], Tensor]] = [partial(_branch, graph.exchange, x, graph.steps) for x in graph.xs]
         for result in on_sides(tasks):
             total = total + result
         return total

@@ -18,6 +18,7 @@ import numpy as np
 import threadpoolctl
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from torchstone.asynchrony import Part
 from torchstone.results import Check, Comparison, Figure, Skipped, Table, Timing
@@ -129,7 +130,7 @@ class Book:
         synchronize()
         return {"torch": returned_s, "torch, synchronised": time.perf_counter() - start_s}
 
-    def _product(self) -> torch.Tensor:
+    def _product(self) -> Tensor:
         a = torch.randn(self.shape, device=self.device)
         return torch.mm(a, a)
 
@@ -255,14 +256,15 @@ def blas_pools() -> list[dict[str, Any]]:
 
 def factor(size: int, dtype: str, seed: int) -> Array:
     """The (n, n) normal numbers that both libraries multiply."""
-    numbers: Any = np.random.default_rng(seed).standard_normal((size, size), dtype=np.dtype(dtype).type)
+    numbers: Array = np.random.default_rng(seed).standard_normal((size, size), dtype=np.dtype(dtype).type)
     return numbers
 
 
 def exact_rows(a: Array, rows: int) -> Array:
     """The first rows of a x a in float64."""
-    wide = a.astype(np.float64)
-    return wide[:rows] @ wide
+    wide: Array = a.astype(np.float64)
+    product: Array = wide[:rows] @ wide
+    return product
 
 
 def looks_normal(a: Array) -> dict[str, Any]:

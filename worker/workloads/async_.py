@@ -14,6 +14,7 @@ from torchstone.asynchrony import AsyncSpec, Part
 from torchstone.errors import JobError
 from torchstone.results import Result
 from worker.asynchrony import barriers, dispatch, graph, numpy_vs_torch
+from worker.asynchrony.reproduce import reproduction
 from worker.asynchrony.stage import Stage
 from worker.bench import Bench
 from worker.measure.archive import write_archive
@@ -31,6 +32,7 @@ PARTS: dict[Part, Callable[[Stage], None]] = {
 def run(spec: AsyncSpec, bench: Bench) -> Result:
     """Measure the parts of `spec` on the leased devices. Raises JobError, with what was measured until then."""
     stage = Stage(spec, bench, Result())
+    _reproduce(stage)
     try:
         for part in spec.parts:
             PARTS[part](stage)
@@ -41,6 +43,13 @@ def run(spec: AsyncSpec, bench: Bench) -> Result:
         raise
     _finish(stage)
     return stage.result
+
+
+def _reproduce(stage: Stage) -> None:
+    script = stage.bench.file("reproduce.py")
+    sizes, branches = dispatch.sizes_up_to(stage.spec.size), graph.branches_of(stage)
+    script.write_text(reproduction(stage.spec, stage.threads, str(stage.device), branches, sizes))
+    stage.bench.keep(script, "text/x-python")
 
 
 def _finish(stage: Stage) -> None:
