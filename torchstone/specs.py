@@ -120,6 +120,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "size": 256,
         "repeats": 10,
         "parts": ["numpy_vs_torch", "dispatch", "barriers", "graph"],
+        "devices": {"type": "auto", "count": 2},
         "budget_s": 6,
     },
     "train": {

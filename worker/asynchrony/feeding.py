@@ -187,7 +187,7 @@ def _tell(stage: Stage, record: Record, point: Point, wrong: dict[str, dict[str,
     cores = len(stage.bench.cores)
     row: dict[str, Any] = {"name": "overlap", "of": "fed", "at": {"part": PART, **point.at}, "value": None, "unit": "1"}
     if cores < 2:
-        row["reason"] = "the devices have one core: two threads take turns on it"
+        row["reason"] = "the leased devices have one core: two threads take turns on it; lease two devices"
     elif wrong or not {"fed", *_HALVES} <= record.seconds.keys():
         row["reason"] = "what it is computed from failed or was wrong"
     else:

@@ -239,7 +239,7 @@ def _overlap(stage: Stage, name: str, point: Point, branches: int, cores: int, r
     if point.at["graph"] == "dependent":
         fields["reason"] = "each branch needs the one before: there is nothing to overlap"
     elif not stage.on_cuda and cores < 2:
-        fields["reason"] = "the devices have one core: branches take turns on it"
+        fields["reason"] = "the leased devices have one core: branches take turns on it; lease two devices"
     elif row is None or row.speedup is None:
         fields["reason"] = "no speed-up to compute it from"
     else:

@@ -33,6 +33,7 @@ def run(spec: AsyncSpec, bench: Bench) -> Result:
     """Measure the parts of `spec` on the leased devices. Raises JobError, with what was measured until then."""
     stage = Stage(spec, bench, Result())
     _reproduce(stage)
+    bench.step_aside()  # nothing but contestants on the cores that are measured
     try:
         for part in spec.parts:
             PARTS[part](stage)
