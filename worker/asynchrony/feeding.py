@@ -196,13 +196,14 @@ def _tell(stage: Stage, record: Record, point: Point, wrong: dict[str, dict[str,
         shorter = "drawing" if draw < multiply else "multiplying"
         bound = f"the shorter half, {shorter}, can be hidden and no more; {cores} cores"
         row |= {"value": eta, "ci95": ends, "method": "(t_draw + t_multiply - t_fed) / min of both", "bound": bound}
+        hidden = f"{100 * eta:.0f} %" if eta > 0 else "nothing"
         alone = {of: float(np.median(s)) for of, s in record.seconds.items() if of in ("serial", "all_threads")}
         stage.find(
             PART,
             f"{items(stage)} matrices of {point.at['size']} rows: drawing {duration(draw)}, multiplying "
             f"{duration(multiply)}, one after the other {duration(alone['serial'])}; with a thread that draws ahead "
-            f"{duration(fed)}, so {100 * eta:.0f} % of the shorter half is hidden. The same cores inside each product "
-            f"instead: {duration(alone['all_threads'])}",
+            f"{duration(fed)}, so {hidden} of the shorter half is hidden. The same cores inside each product instead: "
+            f"{duration(alone['all_threads'])}",
         )
     stage.result.figures.append(Figure.model_validate(row))
 
