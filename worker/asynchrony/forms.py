@@ -25,9 +25,9 @@ _cuda: Any = torch.cuda
 
 @dataclass(frozen=True)
 class Branches:
-    """A graph: E (n, n) and one x (n, n) for every branch, each multiplied `steps` times by E."""
+    """A graph: E (n, n) of `worker.asynchrony.chain`, and an x (n, n) for every branch: `steps` products by E each."""
 
-    exchange: Tensor
+    shift: Tensor
     xs: list[Tensor]
     steps: int
     dependent: bool
@@ -40,30 +40,30 @@ Small = Callable[[], Tensor]
 # What TorchScript compiles: its language, so with its types and without closures -------------------------------
 
 
-def _branch(exchange: Tensor, x: Tensor, steps: int) -> Tensor:
+def _branch(shift: Tensor, x: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
-        x = torch.mm(exchange, x)
+        x = torch.mm(shift, x)
     return x
 
 
-def _scripted(exchange: Tensor, xs: list[Tensor], steps: int, dependent: bool) -> Tensor:
-    total = torch.zeros_like(exchange)
-    last = torch.zeros_like(exchange)
+def _scripted(shift: Tensor, xs: list[Tensor], steps: int, dependent: bool) -> Tensor:
+    total = torch.zeros_like(shift)
+    last = torch.zeros_like(shift)
     for x in xs:
-        last = _branch(exchange, x + last if dependent else x, steps)
+        last = _branch(shift, x + last if dependent else x, steps)
         total = total + last
     return total
 
 
-def _forked(exchange: Tensor, xs: list[Tensor], steps: int, dependent: bool) -> Tensor:
-    total = torch.zeros_like(exchange)
+def _forked(shift: Tensor, xs: list[Tensor], steps: int, dependent: bool) -> Tensor:
+    total = torch.zeros_like(shift)
     if dependent:
-        last = torch.zeros_like(exchange)
+        last = torch.zeros_like(shift)
         for x in xs:
-            last = _jit.wait(_jit.fork(_branch, exchange, x + last, steps))
+            last = _jit.wait(_jit.fork(_branch, shift, x + last, steps))
             total = total + last
         return total
-    futures = [_jit.fork(_branch, exchange, x, steps) for x in xs]
+    futures = [_jit.fork(_branch, shift, x, steps) for x in xs]
     for future in futures:
         total = total + _jit.wait(future)
     return total
@@ -102,9 +102,9 @@ def eager() -> tuple[Run, Small]:
 
 def one_after_the_other(graph: Branches) -> Tensor:
     """All branches on the calling thread, or the current stream."""
-    total, last = torch.zeros_like(graph.exchange), torch.zeros_like(graph.exchange)
+    total, last = torch.zeros_like(graph.shift), torch.zeros_like(graph.shift)
     for x in graph.xs:
-        last = _branch(graph.exchange, x + last if graph.dependent else x, graph.steps)
+        last = _branch(graph.shift, x + last if graph.dependent else x, graph.steps)
         total = total + last
     return total
 
@@ -113,7 +113,7 @@ def script() -> tuple[Run, Small]:
     """The same as one TorchScript program."""
     with on_purpose():
         program, small = _jit.script(_scripted), _jit.script(_small_scripted)
-    return (lambda graph: program(graph.exchange, graph.xs, graph.steps, graph.dependent)), small
+    return (lambda graph: program(graph.shift, graph.xs, graph.steps, graph.dependent)), small
 
 
 def jit_fork(threads: int) -> tuple[Run, Small]:
@@ -121,7 +121,7 @@ def jit_fork(threads: int) -> tuple[Run, Small]:
     torch.set_num_interop_threads(threads)
     with on_purpose():
         program, small = _jit.script(_forked), _jit.script(_small_forked)
-    return (lambda graph: program(graph.exchange, graph.xs, graph.steps, graph.dependent)), small
+    return (lambda graph: program(graph.shift, graph.xs, graph.steps, graph.dependent)), small
 
 
 def python_threads(threads: int) -> tuple[Run, Small]:
@@ -130,16 +130,16 @@ def python_threads(threads: int) -> tuple[Run, Small]:
 
     def branch(graph: Branches, x: Tensor) -> Tensor:
         with torch.inference_mode():
-            return _branch(graph.exchange, x, graph.steps)
+            return _branch(graph.shift, x, graph.steps)
 
     def ones() -> Tensor:
         with torch.inference_mode():
             return torch.ones((1, 2))
 
     def run(graph: Branches) -> Tensor:
-        total = torch.zeros_like(graph.exchange)
+        total = torch.zeros_like(graph.shift)
         if graph.dependent:
-            last = torch.zeros_like(graph.exchange)
+            last = torch.zeros_like(graph.shift)
             for x in graph.xs:
                 last = pool.submit(branch, graph, x + last).result()
                 total = total + last
@@ -192,14 +192,14 @@ def streams(device: torch.device, count: int) -> tuple[Run, Small]:
         return results
 
     def run(graph: Branches) -> Tensor:
-        total, last = torch.zeros_like(graph.exchange), torch.zeros_like(graph.exchange)
+        total, last = torch.zeros_like(graph.shift), torch.zeros_like(graph.shift)
         if graph.dependent:
             for x in graph.xs:
                 start = x + last
-                (last,) = on_sides([partial(_branch, graph.exchange, start, graph.steps)])
+                (last,) = on_sides([partial(_branch, graph.shift, start, graph.steps)])
                 total = total + last
             return total
-        tasks: list[Callable[[], Tensor]] = [partial(_branch, graph.exchange, x, graph.steps) for x in graph.xs]
+        tasks: list[Callable[[], Tensor]] = [partial(_branch, graph.shift, x, graph.steps) for x in graph.xs]
         for result in on_sides(tasks):
             total = total + result
         return total

@@ -23,7 +23,7 @@ from torch._C._profiler import _ExperimentalConfig
 from torchstone.asynchrony import Part
 from torchstone.results import Check, Comparison, Figure, Span
 from worker.asynchrony import forms
-from worker.asynchrony.chain import Array, after, exactly, exchange_matrix, start_and_signs
+from worker.asynchrony.chain import Array, after, exactly, first_matrix, shift_matrix
 from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.forms import Branches
 from worker.asynchrony.stage import Stage, duration, synchronizer
@@ -33,7 +33,7 @@ from worker.measure.stopwatch import Stopwatch
 PART = Part.graph.value
 CHAPTER = "chapter"
 _SIZES = (64, 256)
-_STEPS = 4
+_STEPS = 5
 _MOST_BRANCHES = 8
 _CPU_LANES = ("one_thread", "script", "intra_op", "jit_fork", "python_threads")
 _CUDA_LANES = ("one_stream", "streams", "cuda_graph")
@@ -141,25 +141,24 @@ def _form(lane: str, stage: Stage, branches: int) -> tuple[forms.Run, forms.Smal
 
 
 def _branches(size: int, count: int, dependent: bool, stage: Stage) -> Branches:
-    starts, signs = _numbers(size, count, stage)
-    exchange = torch.from_numpy(exchange_matrix(signs)).to(stage.device)
-    return Branches(exchange, [torch.from_numpy(x).to(stage.device) for x in starts], _STEPS + 1, dependent)
+    shift = torch.from_numpy(shift_matrix(size, stage.spec.dtype)).to(stage.device)
+    starts = [torch.from_numpy(x).to(stage.device) for x in _starts(size, count, stage)]
+    return Branches(shift, starts, _STEPS, dependent)
 
 
-def _numbers(size: int, count: int, stage: Stage) -> tuple[list[Array], Array]:
-    """What every branch starts from, (n, n) each, and the signs of E."""
-    drawn = [start_and_signs(size, stage.spec.dtype, stage.spec.seed + branch) for branch in range(count)]
-    return [start for start, _ in drawn], drawn[0][1]
+def _starts(size: int, count: int, stage: Stage) -> list[Array]:
+    """What every branch starts from, (n, n) each."""
+    return [first_matrix(size, stage.spec.dtype, stage.spec.seed + branch) for branch in range(count)]
 
 
 def expected(point: Point, branches: int, stage: Stage) -> Array:
     """What a graph computes, exactly: the forms add in this order too."""
     if point.key == CHAPTER:
         return np.full((1, 2), 3.0, dtype=np.float32)
-    starts, signs = _numbers(point.at["size"], branches, stage)
+    starts = _starts(point.at["size"], branches, stage)
     total, last = np.zeros_like(starts[0]), np.zeros_like(starts[0])
     for x in starts:
-        last = after(x + last if point.at["graph"] == "dependent" else x, signs, _STEPS + 1)
+        last = after(x + last if point.at["graph"] == "dependent" else x, _STEPS)
         total = total + last
     return total
 
@@ -208,7 +207,7 @@ def _tell(stage: Stage, contest: Contest, wide: list[Point], branches: int, wron
         times = ", ".join(
             f"{name} {duration(float(np.median(s)))}" for name, s in record.seconds.items() if "_again" not in name
         )
-        kind = f"{branches} {point.at['graph']} branches of {_STEPS + 1} products of size {point.at['size']}"
+        kind = f"{branches} {point.at['graph']} branches of {_STEPS} products of size {point.at['size']}"
         stage.find(PART, f"{kind}: {times}; {'; '.join(told)}")
 
 

@@ -101,13 +101,13 @@ def numpy_vs_torch():
             print(f"  largest difference of the products, relative to the largest value: {{error:.2g}}")
 
 
-def exchange(size):
-    """Its own inverse, with exact products: they only move rows."""
-    return torch.eye(size, dtype=DTYPE).flip(0).to(DEVICE)
+def shift(size):
+    """Products with it are exact: they only move rows."""
+    return torch.eye(size, dtype=DTYPE).roll(1, 0).to(DEVICE)
 
 
 def stream(size):
-    e, buffers = exchange(size), [torch.randn(size, size, dtype=DTYPE, device=DEVICE) for _ in range(2)]
+    e, buffers = shift(size), [torch.randn(size, size, dtype=DTYPE, device=DEVICE) for _ in range(2)]
 
     def step():
         torch.mm(e, buffers[0], out=buffers[1])
@@ -184,7 +184,7 @@ def graph():
             "python_threads": lambda e, x: sum(pool.map(lambda _: branch(e, x, STEPS), range(BRANCHES))),
         }}
     for size in sorted({{min(64, SIZE), min(256, SIZE)}}):
-        e, x = exchange(size), torch.randn(size, size, dtype=DTYPE, device=DEVICE)
+        e, x = shift(size), torch.randn(size, size, dtype=DTYPE, device=DEVICE)
         serial = time_of(lambda: sum([branch(e, x, STEPS) for _ in range(BRANCHES)]), 0.5)[0]
         for name, form in forms.items():
             seconds = time_of(lambda: form(e, x), 0.5)[0]

@@ -17,7 +17,7 @@ from torchstone.asynchrony import AsyncSpec, Part
 from torchstone.results import Result
 from torchstone.specs import parse_spec
 from worker.asynchrony import barriers, dispatch, feeding, numpy_vs_torch
-from worker.asynchrony.chain import Chain, after, exactly, exchange_matrix, start_and_signs
+from worker.asynchrony.chain import Chain, after, exactly, first_matrix, shift_matrix
 from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.reproduce import reproduction
 from worker.asynchrony.stage import Stage
@@ -42,13 +42,11 @@ def spec_of(**fields: Any) -> AsyncSpec:
 @pytest.mark.parametrize("size", [1, 2, 5, 32])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_exact_result_of_a_stream_is_known(size: int, dtype: str) -> None:
-    start, signs = start_and_signs(size, dtype, seed=3)
-    exchange = exchange_matrix(signs)
-    assert (exchange @ exchange == np.eye(size)).all()
+    start, shift = first_matrix(size, dtype, seed=3), shift_matrix(size, dtype)
     x = start
     for steps in range(4):
-        assert (x == after(start, signs, steps)).all() and x.dtype == dtype
-        x = exchange @ x
+        assert (x == after(start, steps)).all() and x.dtype == dtype
+        x = shift @ x
 
 
 def test_one_product_too_few_or_a_lost_number_is_seen() -> None:
