@@ -190,7 +190,14 @@ _LOOK: dict[str, Any] = {
         "tickColor": _FAINT,
     },
     "axisY": {"domain": False, "ticks": False, "labelPadding": 8},
-    "legend": {"labelFontSize": 12.5, "labelColor": _INK, "symbolType": "stroke", "symbolStrokeWidth": 3, "offset": 16},
+    "legend": {
+        "labelFontSize": 12.5,
+        "labelColor": _INK,
+        "symbolType": "stroke",
+        "symbolStrokeWidth": 3,
+        "offset": 16,
+        "labelLimit": 300,
+    },
 }
 
 
