@@ -114,7 +114,7 @@ class Grapher(Stopwatch):
         first_us = min((event.time_range.start for event in events), default=0.0)
         return [
             {
-                "name": "product",
+                "name": "kernel" if on_cuda else "product",
                 "at": {"part": PART, "stream" if on_cuda else "thread": rows[event.device_resource_id]},
                 "start_s": (event.time_range.start - first_us) * 1e-6,
                 "end_s": (event.time_range.end - first_us) * 1e-6,
@@ -200,15 +200,16 @@ def _tell(stage: Stage, contest: Contest, wide: list[Point], branches: int, wron
             figure = _overlap(stage, name, point, branches, cores, row)
             stage.result.figures.append(figure)
             if row is not None and row.speedup is not None:
+                _efficiency(stage, row, cores)
                 hidden = ""
                 if figure.value is not None:
                     hidden = f", {100 * figure.value:.0f} % hidden" if figure.value > 0 else ", nothing is hidden"
                 told.append(f"{name} {row.speedup:.2f}x of {against}{hidden}")
-        times = ", ".join(
-            f"{name} {duration(float(np.median(s)))}" for name, s in record.seconds.items() if "_again" not in name
-        )
+        intra_op = _compared(contest, "intra_op", "one_thread", point, wrong)
+        if intra_op is not None:
+            _efficiency(stage, intra_op, cores)
         kind = f"{branches} {point.at['graph']} branches of {_STEPS} products of size {point.at['size']}"
-        stage.find(PART, f"{kind}: {times}; {'; '.join(told)}")
+        stage.find(PART, f"{kind}: {_times(contest, point)}; {'; '.join(told)}")
 
 
 def _times(contest: Contest, point: Point) -> str:
@@ -243,14 +244,23 @@ def _overlap(stage: Stage, name: str, point: Point, branches: int, cores: int, r
         fields["reason"] = "no speed-up to compute it from"
     else:
         most = 1 - 1 / branches
-        fields["value"] = (1 - 1 / row.speedup) / most
-        fields["ci95"] = [(1 - 1 / end) / most for end in row.ci95] if row.ci95 else None
+        fields["value"] = min(1.0, (1 - 1 / row.speedup) / most)
+        fields["ci95"] = [min(1.0, (1 - 1 / end) / most) for end in row.ci95] if row.ci95 else None
         workers = f"{cores} cores" if not stage.on_cuda else "what is left of the device beside one branch"
         fields |= {
             "method": "(t_serial - t) / (t_serial (1 - 1 / branches))",
             "bound": f"{branches} branches, {workers}",
         }
     return Figure.model_validate(fields)
+
+
+def _efficiency(stage: Stage, row: Comparison, cores: int) -> None:
+    """`scaling_efficiency` of independent branches on several cores: T1 / (n Tn)."""
+    if stage.on_cuda or cores < 2 or row.at["graph"] == "dependent" or row.speedup is None:
+        return
+    fields = {"name": "scaling_efficiency", "of": row.of, "at": {"part": PART, **row.at}, "unit": "1"}
+    ends = [end / cores for end in row.ci95] if row.ci95 else None
+    stage.result.figures.append(Figure.model_validate({**fields, "value": row.speedup / cores, "ci95": ends}))
 
 
 def _timeline(stage: Stage, contest: Contest, size: int) -> None:

@@ -235,6 +235,8 @@ def test_every_form_gives_the_graphs_exact_result(tmp_path: Path) -> None:
         for (_, k), f in overlaps.items()
         if k == "dependent"
     )
+    efficient = {f.of for f in result.figures if f.name == "scaling_efficiency" and f.at["graph"] == "independent"}
+    assert efficient == {"intra_op", "jit_fork", "python_threads"}
     assert {s.of for s in result.spans} == lanes
     assert all(0 <= s.start_s <= s.end_s for s in result.spans)
 
