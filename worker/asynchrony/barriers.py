@@ -27,7 +27,7 @@ from worker.asynchrony.chain import Chain, exactly
 from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.stage import Stage, duration, synchronizer
 from worker.measure import statistics
-from worker.measure.stopwatch import Stopwatch
+from worker.measure.resting import Resting
 
 PART = Part.barriers.value
 BARRIERS = ("no_barrier", "synchronize", "item", "print", "numpy", "numpy_copy")
@@ -49,7 +49,7 @@ def measure(stage: Stage) -> None:
         _tell(stage, contest, points, wrong)
 
 
-class Reader(Stopwatch):
+class Reader(Resting):
     """A stream at every size, with one kind of barrier after each step."""
 
     def __init__(self, barrier: str, sizes: list[int], stage: Stage) -> None:

@@ -27,8 +27,8 @@ from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.stage import Stage, duration
 from worker.measure.equality import TOLERANCES, compare_outputs
 from worker.measure.race import Record
+from worker.measure.resting import Resting
 from worker.measure.statistics import resampled_medians
-from worker.measure.stopwatch import Stopwatch
 
 PART = "feeding"
 _SIZE = 256
@@ -59,7 +59,7 @@ def items(stage: Stage) -> int:
     return min(stage.spec.repeats, _MOST_ITEMS)
 
 
-class Feeding(Stopwatch):
+class Feeding(Resting):
     """One way of drawing and multiplying a loop of items."""
 
     def __init__(self, lane: str, size: int, stage: Stage) -> None:

@@ -28,7 +28,7 @@ from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.forms import Branches
 from worker.asynchrony.stage import Stage, duration, synchronizer
 from worker.contestants.torchscript import preload
-from worker.measure.stopwatch import Stopwatch
+from worker.measure.resting import Resting
 
 PART = Part.graph.value
 CHAPTER = "chapter"
@@ -71,7 +71,7 @@ def branches_of(stage: Stage) -> int:
     return 4 if stage.on_cuda else max(2, min(_MOST_BRANCHES, len(stage.bench.cores)))
 
 
-class Grapher(Stopwatch):
+class Grapher(Resting):
     """One form of running all graphs; keys are PART/chapter and PART/KIND/SIZE."""
 
     def __init__(self, lane: str, sizes: list[int], branches: int, stage: Stage) -> None:

@@ -11,6 +11,7 @@ generators (both run on one thread). On GPUs torch on the CPU takes part too: li
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -26,7 +27,7 @@ from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.stage import Stage, duration, synchronizer
 from worker.measure.contestant import Contestant, ContestantFailed, Unavailable
 from worker.measure.equality import TOLERANCES, compare_outputs
-from worker.measure.stopwatch import Stopwatch
+from worker.measure.resting import Resting
 
 PART = Part.numpy_vs_torch.value
 WORKS = ("product", "random", "random_and_product")
@@ -146,7 +147,7 @@ def _start(stage: Stage, contest: Contest) -> None:
         contest.start("torch_cpu", lambda: TorchWork(spec.size, spec.dtype, spec.seed, torch.device("cpu")))
 
 
-class _Work(Stopwatch):
+class _Work(Resting):
     """The three works on arrays that are there already; a library fills in `product`, `random` and what lies where."""
 
     def __init__(self, device: torch.device) -> None:
@@ -190,6 +191,9 @@ class NumpyWork(_Work):
 
     def __init__(self, size: int, dtype: str, seed: int, threads: int) -> None:
         super().__init__(torch.device("cpu"))
+        # Read when BLAS starts its threads, which it does anew in a forked process: they spin 2^20 cycles after a
+        # product, not 2^28. That is longer than the gap between two products, so they are awake all the same.
+        os.environ["OPENBLAS_THREAD_TIMEOUT"] = "20"
         self.limits = threadpoolctl.threadpool_limits(threads, user_api="blas")
         self.generator = np.random.default_rng(seed)
         self.dtype: Any = np.dtype(dtype).type

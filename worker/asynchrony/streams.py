@@ -22,6 +22,7 @@ import torch
 from worker.asynchrony.chain import Chain
 from worker.asynchrony.stage import synchronizer
 from worker.measure import cuda
+from worker.measure.resting import Resting
 from worker.measure.stopwatch import Stopwatch
 
 _ARRIVES_WITHIN_S = 30.0
@@ -29,7 +30,7 @@ _cuda: Any = torch.cuda
 """Its properties and its sleep carry no types of their own."""
 
 
-class Stream(Stopwatch):
+class Stream(Resting):
     """A chain of products for every size on one device; `turn` times a block of them (key: the size)."""
 
     def __init__(self, sizes: list[int], dtype: torch.dtype, device: torch.device, seed: int) -> None:
@@ -42,7 +43,7 @@ class Stream(Stopwatch):
 
     def turn(self, key: str, calls: int, settle_s: float, call_s: float) -> list[float]:
         """[seconds until done, seconds until the last call returned]; on CUDA also by the device's own clock."""
-        took = super().turn(key, calls, settle_s, call_s)
+        took = Stopwatch.turn(self, key, calls, settle_s, call_s)  # rests when asked to: turns come one after another
         if self.device.type == "cuda":
             with self.mode():
                 took.append(cuda.device_seconds(self.calls[key], calls, took[1]))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,8 +58,10 @@ class Sweep:
             round_start_s = time.perf_counter()
             if self.rounds and round_start_s + longest_s - start_s > contest.budget_s:
                 break
-            places = [place for place in call_s if place[0] in contest.names and self._takes_part(place)]
-            for lane, key in draw.sample(places, len(places)):
+            for lane, key in self._order(draw, list(call_s)):
+                if key is None:
+                    contest.attempt(lane, "rest")
+                    continue
                 calls = self.calls[lane, key]
                 settle_s = min(0.5e-3, calls * call_s[lane, key])
                 took = contest.attempt(lane, "turn", key=key, calls=calls, settle_s=settle_s, call_s=call_s[lane, key])
@@ -75,6 +78,14 @@ class Sweep:
             for index, what in enumerate(COLUMNS[: len(rows[0])]):
                 stage.arrays[f"{lane}/{part}/{key}/{what}"] = np.array([row[index] for row in rows])
         print(f"  {self.rounds} rounds in {time.perf_counter() - start_s:.2f} s", flush=True)
+
+    def _order(self, draw: random.Random, places: list[tuple[str, str]]) -> Iterator[tuple[str, str | None]]:
+        """One contestant after another, each at all sizes and then (None) at rest; both in random order."""
+        names = self.contest.names
+        for lane in draw.sample(names, len(names)):
+            ours = [place for place in places if place[0] == lane and self._takes_part(place)]
+            yield from draw.sample(ours, len(ours))
+            yield lane, None
 
     def column(self, lane: str, size: int, index: int) -> statistics.Samples:
         """One column of a contestant's samples at a size; empty where it has none."""
