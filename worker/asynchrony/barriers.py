@@ -1,6 +1,6 @@
 """What a barrier costs: a step that reads its result, against the same step that does not.
 
-A step is one product of a stream (see `worker.asynchrony.chain`). `no_barrier` waits for the device once, at the end of
+A step is one product of a stream (see `worker.asynchrony.chain`), on CPU devices by one thread. `no_barrier` waits for the device once, at the end of
 a whole block of steps; every other contestant does something after each step that the chapter warns of:
 
 - `synchronize`    waits for the device (on a CPU device this does nothing: there is nothing to wait for)
@@ -54,6 +54,8 @@ class Reader(Resting):
 
     def __init__(self, barrier: str, sizes: list[int], stage: Stage) -> None:
         super().__init__(synchronizer(stage.device), torch.inference_mode)
+        if not stage.on_cuda:
+            torch.set_num_threads(1)  # a barrier costs the same, and no helper thread is to be waited for
         self.sink = open(os.devnull, "w")  # noqa: SIM115, PTH123 - as long as this process lives
         self.barrier = barrier
         self.read: dict[str, Any] = {}

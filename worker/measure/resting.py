@@ -3,8 +3,8 @@
     class Product(Resting): ...            # as a Stopwatch; every answer waits until no helper thread runs
 
 Threads of OpenMP and of BLAS libraries do not sleep when a parallel operation ends: they spin, since the next one may
-come at once (seen: libgomp 16 to 30 ms, OpenBLAS 100 ms). Meanwhile they take a core from whoever has the next turn, and
-a product of two threads may then take forty times as long. Processes of one thread have nothing to wait for.
+come at once (seen: libgomp 16 to 30 ms, OpenBLAS 100 ms). Meanwhile they take a core from whoever has the next turn,
+and a product of two threads may then take forty times as long. Processes of one thread have nothing to wait for.
 """
 
 from __future__ import annotations
