@@ -1,7 +1,8 @@
 """What a barrier costs: a step that reads its result, against the same step that does not.
 
-A step is one product of a stream (see `worker.asynchrony.chain`), on CPU devices by one thread. `no_barrier` waits for the device once, at the end of
-a whole block of steps; every other contestant does something after each step that the chapter warns of:
+A step is one product of a stream (see `worker.asynchrony.chain`), on CPU devices by one thread. `no_barrier` waits for
+the device once, at the end of a whole block of steps; every other contestant does something after each step that the
+chapter warns of:
 
 - `synchronize`    waits for the device (on a CPU device this does nothing: there is nothing to wait for)
 - `item`           reads one number, `x[0, 0].item()`
