@@ -1,19 +1,23 @@
-"""A finished job's curves as pictures: one chart for each kind of curve, one line for each contestant.
+"""A finished job's curves and timelines as pictures: one chart for each kind of curve, a line for each contestant.
 
-    [chart.name for chart in charts_of(job)]         # ["accuracy", "accuracy_by_second", "loss", ...]
+    [chart.name for chart in charts_of(job)]         # ["accuracy", "accuracy_by_second", "loss", "timeline", ...]
     picture = draw(find(job, "accuracy"), "svg")     # bytes; "png" is drawn at twice the size
 
-Charts come from the one Result shape and know no kind of experiment. Altair writes the description, vl-convert renders
-it without a browser; both are loaded by the first chart, so the service starts without them. Not covered: zooming and
-reading off values, for which the curves are in result.json and result.csv.
+Spans become a timeline (`service.timelines`), one for each value of `at["part"]` where they have one. Charts come from
+the one Result shape and know no kind of experiment. Altair writes the description, vl-convert renders it without a
+browser; both are loaded by the first chart, so the service starts without them. Not covered: zooming and reading off
+values, for which the curves are in result.json and result.csv.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from service import timelines
 
 Json = Mapping[str, Any]
 Format = Literal["svg", "png"]
@@ -26,24 +30,38 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _INK, _FAINT, _GRID = "#1b1f24", "#59636e", "#e4e8ec"
 _MOST_POINTS = 1000
 _MOST_MARKED = 60
+_WIDE = 30
 _WIDTH, _HEIGHT = 620, 340
 _rendering = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves that share their axes."""
+    """Curves that share their axes, or the spans of a timeline."""
 
     name: str
     title: str
     subtitle: str
     x_name: str
     y_name: str
-    curves: tuple[Json, ...]
+    curves: tuple[Json, ...] = ()
+    spans: tuple[Json, ...] = ()
+
+    @property
+    def lines(self) -> int:
+        """How many curves it shows, or rows of a timeline."""
+        return len(self.curves) or len(timelines.rows_of(self.spans))
 
 
 def charts_of(job: Json) -> list[Chart]:
-    """The charts that a job's result has, in the order of its curves; curves without a number are left out."""
+    """The charts that a job's result has, in the order of its curves, then of its spans.
+
+    Curves without a number are left out.
+    """
+    return [*_of_curves(job), *_of_spans(job)]
+
+
+def _of_curves(job: Json) -> list[Chart]:
     groups: dict[tuple[str, str], list[Json]] = {}
     for curve in (job.get("result") or {}).get("curves") or []:
         if any(y is not None for y in curve["y"]):
@@ -58,6 +76,23 @@ def charts_of(job: Json) -> list[Chart]:
     return found
 
 
+def _of_spans(job: Json) -> list[Chart]:
+    parts: dict[str, list[Json]] = {}
+    for span in (job.get("result") or {}).get("spans") or []:
+        parts.setdefault(str((span.get("at") or {}).get("part", "")), []).append(span)
+    return [
+        Chart(
+            f"timeline_{part}" if part else "timeline",
+            f"Timeline: {_words(part)}" if part else "Timeline",
+            _subtitle(job),
+            "time",
+            "",
+            spans=tuple(spans),
+        )
+        for part, spans in parts.items()
+    ]
+
+
 def find(job: Json, name: str) -> Chart | None:
     """The chart called so."""
     return next((chart for chart in charts_of(job) if chart.name == name), None)
@@ -68,7 +103,7 @@ def draw(chart: Chart, form: Format) -> bytes:
     import vl_convert
 
     with _rendering:
-        specification = _describe(chart)
+        specification = _describe_timeline(chart) if chart.spans else _describe(chart)
         if form == "png":
             return bytes(vl_convert.vegalite_to_png(specification, scale=2))
         return str(vl_convert.vegalite_to_svg(specification)).encode()
@@ -82,11 +117,18 @@ def _describe(chart: Chart) -> dict[str, Any]:
     colours = [_COLOURS[i % len(_COLOURS)] for i in range(len(labels))]
     is_whole = all(float(row["x"]).is_integer() for row in rows)
     marked = len(rows) <= _MOST_MARKED * len(labels)
-    x = alt.X("x:Q").title(_axis_title(chart.x_name)).scale(nice=False, zero=chart.x_name in _TIMES)
-    ticks: dict[str, Any] = {"format": "d", "tickMinStep": 1} if is_whole else {}
-    x = x.axis(grid=False, tickCount=8, labelFlush=False, **ticks)
-    y = alt.Y("y:Q").title(_axis_title(chart.y_name)).scale(zero=False)
-    y = y.axis(format="~%" if chart.y_name == "accuracy" else "~g", tickCount=6)
+    x = alt.X("x:Q").title(_axis_title(chart.x_name))
+    if _is_geometric(chart.curves):
+        x = x.scale(type="log", base=2, nice=False).axis(grid=False, format="~g", labelFlush=False)
+    else:
+        ticks: dict[str, Any] = {"format": "d", "tickMinStep": 1} if is_whole else {}
+        x = x.scale(nice=False, zero=chart.x_name in _TIMES)
+        x = x.axis(grid=False, tickCount=8, labelFlush=False, **ticks)
+    is_time = chart.y_name in _TIMES
+    y = alt.Y("y:Q").title("seconds" if is_time else _axis_title(chart.y_name)).scale(zero=False)
+    if is_time and _is_wide(rows):
+        y = y.scale(type="log", nice=True)
+    y = y.axis(format="~%" if chart.y_name == "accuracy" else "~s" if is_time else "~g", tickCount=6)
     colour = alt.Color("of:N").title(None).scale(domain=labels, range=colours)
     layers = []
     for label, width in zip(labels, _widths(chart.curves, marked), strict=True):
@@ -99,6 +141,30 @@ def _describe(chart: Chart) -> dict[str, Any]:
     )
     description: dict[str, Any] = picture.configure(**_LOOK).to_dict()
     return description
+
+
+def _describe_timeline(chart: Chart) -> dict[str, Any]:
+    import altair as alt
+
+    picture = timelines.picture(chart.spans, _COLOURS, _WIDTH)
+    subtitle = "  ·  ".join(word for word in (chart.subtitle, timelines.note(chart.spans)) if word)
+    title = alt.TitleParams(chart.title, subtitle=subtitle, anchor="start", offset=14)
+    picture = picture.properties(title=title, background="white", padding=18)
+    description: dict[str, Any] = picture.configure(**_LOOK).to_dict()
+    return description
+
+
+def _is_geometric(curves: tuple[Json, ...]) -> bool:
+    """Whether every x is at least 1.5 times the one before: sizes that double, say."""
+    xs = [[x for x in curve["x"] if x is not None] for curve in curves]
+    pairs = [(a, b) for x in xs for a, b in itertools.pairwise(x)]
+    return min(map(len, xs)) >= 5 and all(a > 0 and b >= 1.5 * a for a, b in pairs)
+
+
+def _is_wide(rows: list[dict[str, Any]]) -> bool:
+    """Whether the largest y is so many times the smallest that a linear axis would show but the largest."""
+    ys = [row["y"] for row in rows if row["y"] is not None]
+    return bool(min(ys) > 0 and max(ys) >= _WIDE * min(ys))
 
 
 _LOOK: dict[str, Any] = {
@@ -124,7 +190,14 @@ _LOOK: dict[str, Any] = {
         "tickColor": _FAINT,
     },
     "axisY": {"domain": False, "ticks": False, "labelPadding": 8},
-    "legend": {"labelFontSize": 12.5, "labelColor": _INK, "symbolType": "stroke", "symbolStrokeWidth": 3, "offset": 16},
+    "legend": {
+        "labelFontSize": 12.5,
+        "labelColor": _INK,
+        "symbolType": "stroke",
+        "symbolStrokeWidth": 3,
+        "offset": 16,
+        "labelLimit": 300,
+    },
 }
 
 

@@ -52,16 +52,16 @@ class ArtifactList(BaseModel):
 
 
 class ChartItem(BaseModel):
-    """A picture of a job's curves."""
+    """A picture of a job's curves, or of its timeline."""
 
     name: str
     title: str
-    lines: int = Field(description="How many curves it shows.")
+    lines: int = Field(description="How many curves it shows, or rows of a timeline.")
     links: dict[str, str] = Field(description="svg and png")
 
 
 class ChartList(BaseModel):
-    """The pictures of a job's curves."""
+    """The pictures of a job's curves and timelines."""
 
     items: list[ChartItem]
     next_cursor: None = None

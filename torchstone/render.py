@@ -242,7 +242,7 @@ def _figures(result: Json) -> list[str]:
         found.setdefault((row["name"], _point(row)), {})[row["of"]] = row
     if len(columns) > _MOST_COLUMNS or sum(map(len, found.values())) < len(figures):
         rows = [[row["name"], row["of"], _point(row), _figure(row), row.get("reason") or ""] for row in figures]
-        return _section("figures", ["name", "of", "at", "value", "note"], rows)
+        return _section("figures", ["name", "of", "at", "value", "note"], rows, most=2 * _MOST_ROWS)
     names = list(dict.fromkeys(row["name"] for row in figures))
     rows = []
     for (name, point), by_column in sorted(found.items(), key=lambda cell: names.index(cell[0][0])):
@@ -314,12 +314,12 @@ def _artifacts(result: Json) -> list[str]:
 # -- pieces -----------------------------------------------------------------------------------------------------
 
 
-def _section(title: str, header: list[str], rows: list[list[str]]) -> list[str]:
+def _section(title: str, header: list[str], rows: list[list[str]], most: int = _MOST_ROWS) -> list[str]:
     """A titled table, cut where it would be too long for a reader; nothing without rows."""
     if not rows:
         return []
-    more = [f"  ... and {len(rows) - _MOST_ROWS} more: see result.csv"] if len(rows) > _MOST_ROWS else []
-    return [title, *_indent(aligned(header, rows[:_MOST_ROWS])), *more]
+    more = [f"  ... and {len(rows) - most} more: see result.csv"] if len(rows) > most else []
+    return [title, *_indent(aligned(header, rows[:most])), *more]
 
 
 def _indent(lines: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from torchstone.asynchrony import AsyncSpec
 from torchstone.base_spec import BaseSpec, DeviceRequest, Priority
 from torchstone.errors import FieldError, InvalidRequest
 from torchstone.models import ModelSpec
@@ -26,6 +27,7 @@ __all__ = [
     "EXAMPLES",
     "KINDS",
     "SPEC_VERSION",
+    "AsyncSpec",
     "BaseSpec",
     "DeviceRequest",
     "JitSpec",
@@ -96,8 +98,12 @@ class JitSpec(BaseSpec):
 
 
 # The closed set of kinds: a class in both.
-KINDS: dict[str, type[JitSpec] | type[TrainSpec]] = {"jit": JitSpec, "train": TrainSpec}
-Spec = Annotated[JitSpec | TrainSpec, Field(discriminator="kind")]
+KINDS: dict[str, type[JitSpec] | type[AsyncSpec] | type[TrainSpec]] = {
+    "jit": JitSpec,
+    "async": AsyncSpec,
+    "train": TrainSpec,
+}
+Spec = Annotated[JitSpec | AsyncSpec | TrainSpec, Field(discriminator="kind")]
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "jit": {
@@ -107,6 +113,15 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "variants": ["eager", "script", "trace"],
         "batch_sizes": [1],
         "calls": 1000,
+    },
+    "async": {
+        "kind": "async",
+        "name": "who waits for whom",
+        "size": 256,
+        "repeats": 10,
+        "parts": ["numpy_vs_torch", "dispatch", "barriers", "graph"],
+        "devices": {"type": "auto", "count": 2},
+        "budget_s": 6,
     },
     "train": {
         "kind": "train",

@@ -24,7 +24,14 @@ processes.become_subreaper()
 for _name in [name for name in os.environ if name.startswith("TORCHSTONE_")]:
     del os.environ[_name]
 
-for _module in ("numpy", "torch", "worker.launch", "worker.child", "worker.workloads.jit"):
+for _module in (
+    "numpy",
+    "torch",
+    "worker.launch",
+    "worker.child",
+    "worker.workloads.jit",
+    "worker.workloads.async_",
+):
     importlib.import_module(_module)
 
 # What the first use of TorchScript and of the version look-ups costs a process is paid here, once.

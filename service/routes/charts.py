@@ -1,4 +1,4 @@
-"""A finished job's curves as pictures.
+"""A finished job's curves and timelines as pictures.
 
 curl localhost:8000/v1/jobs/01938c5e-.../charts
 curl -O localhost:8000/v1/jobs/01938c5e-.../charts/accuracy.svg
@@ -38,7 +38,7 @@ async def listing(job_id: str, request: Request) -> Response:
         {
             "name": chart.name,
             "title": chart.title,
-            "lines": len(chart.curves),
+            "lines": chart.lines,
             "links": {form: f"/v1/jobs/{job_id}/charts/{chart.name}.{form}" for form in charts.MEDIA_TYPES},
         }
         for chart in charts.charts_of(job)

@@ -18,7 +18,7 @@ from service import charts
 from service.app import create_app
 from tests.torchstone.store_samples import claim, submit, up
 from torchstone.jobs import State
-from torchstone.results import Curve, Result
+from torchstone.results import Curve, Result, Span
 from torchstone.settings import Settings
 from torchstone.store import Store, leases
 
@@ -108,6 +108,54 @@ def test_lines_that_hide_one_another_differ_in_width() -> None:
     assert widths == sorted(widths, reverse=True) and len(set(widths)) == 3
     apart = (over[0], curve("ddp", list(other)).model_dump())
     assert len(set(charts._widths(apart, marked=True))) == 1
+
+
+def timed() -> Result:
+    """What a job with two parts has to draw as timelines, and a curve over sizes that double."""
+    both = [
+        Span(name=name, of=of, at={"part": "overlap", "devices": 2, "rank": rank}, start_s=start, end_s=start + 0.002)
+        for of, name, rank, start in (
+            ("serial", "compute", 0, 0.0),
+            ("serial", "copy", 0, 0.002),
+            ("overlapped", "compute", 0, 0.0),
+            ("overlapped", "copy", 1, 0.001),
+        )
+    ]
+    sizes = [1, 2, 4, 8, 16, 1000]
+    return Result(
+        spans=[*both, Span(name="draw", of="fed", at={"part": "feeding"}, start_s=0, end_s=2e-5)],
+        curves=[curve("cpu:0", [1e-6 * x * x for x in sizes], "time_per_call", x_name="size", y_name="s", x=sizes)],
+    )
+
+
+def test_spans_are_a_timeline_for_each_part() -> None:
+    found = {chart.name: chart for chart in charts.charts_of(job(timed()))}
+    assert list(found) == ["time_per_call", "timeline_overlap", "timeline_feeding"]
+    assert [chart.lines for chart in found.values()] == [1, 3, 1]
+    words = words_of(charts.draw(found["timeline_overlap"], "svg"))
+    for word in ("serial, rank 0", "overlapped, rank 0", "overlapped, rank 1", "compute", "copy", "Timeline: overlap"):
+        assert word in words
+    assert "devices 2" not in words, "what is the same everywhere names no row"
+    assert "| ms" in words and "| µs" in words_of(charts.draw(found["timeline_feeding"], "svg"))
+    (whole,) = charts.charts_of(job(Result(spans=[Span(name="compute", of="x", start_s=0, end_s=1)])))
+    assert whole.name == "timeline"
+
+
+def test_a_timeline_too_long_for_a_picture_says_what_it_leaves_out() -> None:
+    spans = [Span(name="step", of="x", start_s=i, end_s=i + 0.5) for i in range(2500)]
+    (chart,) = charts.charts_of(job(Result(spans=spans)))
+    assert "the first 2,000 of 2,500 spans" in words_of(charts.draw(chart, "svg"))
+
+
+def test_sizes_that_double_and_times_that_span_decades_are_drawn_on_logarithmic_axes() -> None:
+    chart = charts.find(job(timed()), "time_per_call")
+    assert chart is not None
+    axes = charts._describe(chart)["layer"][0]["encoding"]
+    assert axes["x"]["scale"]["type"] == axes["y"]["scale"]["type"] == "log"
+    assert "seconds" in words_of(charts.draw(chart, "svg"))
+    accuracy = charts.find(job(trained()), "accuracy")
+    assert accuracy is not None
+    assert "type" not in charts._describe(accuracy)["layer"][0]["encoding"]["x"]["scale"]
 
 
 def test_nothing_is_loaded_before_the_first_picture() -> None:

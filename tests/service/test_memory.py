@@ -37,3 +37,8 @@ def test_a_training_holds_its_data_its_weights_and_a_share_of_the_batch(changes:
 def test_a_data_set_that_no_host_holds_is_seen() -> None:
     huge = {"synthetic": {"samples": 10_000_000, "shape": [3, 28, 28], "classes": 10}}
     assert train(dataset=huge) > 4 * 10_000_000 * 3 * 28 * 28
+
+
+def test_asynchrony_holds_its_matrices() -> None:
+    spec = parse_spec({"kind": "async", "size": 2000, "parts": ["dispatch"]})
+    assert memory_bytes(spec) == 3 * 2000 * 2000 * 4

@@ -22,9 +22,11 @@ import orjson
 from worker.measure.race import Plan, Record
 
 
-def write_archive(path: Path, races: dict[str, tuple[Record, Plan]], more: dict[str, Any]) -> None:
-    """Write the samples of every race, by its point, and `more` facts, to `path`."""
-    arrays: dict[str, Any] = {}
+def write_archive(
+    path: Path, races: dict[str, tuple[Record, Plan]], more: dict[str, Any], others: dict[str, Any] | None = None
+) -> None:
+    """Write the samples of every race, by its point, `more` facts, and `others`' samples, to `path`."""
+    arrays: dict[str, Any] = dict(others or {})
     meta: dict[str, Any] = dict(more)
     for key, (record, plan) in races.items():
         meta[key] = {

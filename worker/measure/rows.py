@@ -12,8 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from torchstone.results import Code, Comparison, Figure, Timing
 from worker.measure import statistics
 from worker.measure.quality import race_codes
@@ -130,13 +128,11 @@ def _saving(record: Record, plan: Plan, of: str) -> tuple[float, float, float] |
 
     None where it saves none, or too few rounds tell.
     """
-    against, seconds = record.seconds[plan.baseline], record.seconds[of]
-    saved_s = float(np.median(against) - np.median(seconds))
+    saved_s, (low_s, high_s) = statistics.median_difference(
+        record.seconds[plan.baseline], record.seconds[of], seed=plan.seed
+    )
     if record.rounds < statistics.FEWEST_ROUNDS or saved_s <= 0:
         return None
-    block = statistics.block_length(seconds, against)
-    medians = statistics.resampled_medians(np.stack([seconds, against]), block, plan.seed, statistics.RESAMPLES)
-    low_s, high_s = (float(q) for q in np.percentile(medians[1] - medians[0], [2.5, 97.5]))
     return saved_s, low_s, high_s
 
 

@@ -1,0 +1,74 @@
+"""Spans as a timeline: a row for every contestant and place, a bar for every piece of work, all from time 0.
+
+    rows_of(spans)               # ["serial, rank 0", "concurrent, rank 0", "concurrent, rank 1"]
+    picture(spans, colours, 620)
+
+A row is named by the span's contestant (`of`) and by what of its point (`at`) differs between the spans; a colour is
+the span's name (compute, copy). What a row does at the same time as another stands below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torchstone.quantities import scale
+
+Json = Mapping[str, Any]
+_MOST_SPANS = 2000
+_ROW_HEIGHT = 30
+_BAR_HEIGHT = 18
+
+
+def rows_of(spans: Sequence[Json]) -> list[str]:
+    """The names of the rows, in the order in which they first appear."""
+    return list(dict.fromkeys(_labels(spans)))
+
+
+def note(spans: Sequence[Json]) -> str:
+    """What is not shown."""
+    return f"the first {_MOST_SPANS:,} of {len(spans):,} spans" if len(spans) > _MOST_SPANS else ""
+
+
+def picture(spans: Sequence[Json], colours: Sequence[str], width: int) -> Any:
+    """The bars as an altair chart, without title."""
+    import altair as alt
+
+    spans = spans[:_MOST_SPANS]
+    labels, rows = _labels(spans), rows_of(spans)
+    names = list(dict.fromkeys(str(span["name"]) for span in spans))
+    unit = scale([max(span["end_s"] for span in spans)], "s")
+    bars = [
+        {
+            "row": label,
+            "name": str(span["name"]).replace("_", " "),
+            "start": span["start_s"] * unit.factor,
+            "end": span["end_s"] * unit.factor,
+        }
+        for span, label in zip(spans, labels, strict=True)
+    ]
+    shown = [name.replace("_", " ") for name in names]
+    colour = alt.Color("name:N").title(None)
+    colour = colour.scale(domain=shown, range=[colours[i % len(colours)] for i in range(len(shown))])
+    return (
+        alt.Chart(alt.InlineData(values=bars))
+        .mark_bar(height=_BAR_HEIGHT, stroke="white", strokeWidth=0.75)
+        .encode(
+            alt.X("start:Q").title(unit.unit).scale(zero=True, nice=False).axis(grid=True, tickCount=8),
+            alt.X2("end:Q"),
+            alt.Y("row:N").title(None).sort(rows).axis(labelLimit=260),
+            colour.legend(symbolType="square"),
+        )
+        .properties(width=width, height=_ROW_HEIGHT * len(rows))
+    )
+
+
+def _labels(spans: Sequence[Json]) -> list[str]:
+    """The row of each span."""
+    ats = [{key: value for key, value in (span.get("at") or {}).items() if key != "part"} for span in spans]
+    keys = list(dict.fromkeys(key for at in ats for key in at))
+    telling = [key for key in keys if len({str(at.get(key)) for at in ats}) > 1]
+    return [
+        ", ".join([str(span["of"]), *(f"{key.replace('_', ' ')} {at[key]}" for key in telling if key in at)])
+        for span, at in zip(spans, ats, strict=True)
+    ]
