@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from torchstone.base_spec import BaseSpec, DeviceRequest, Priority
 from torchstone.errors import FieldError, InvalidRequest
 from torchstone.models import ModelSpec
+from torchstone.parallel import ParallelSpec
 from torchstone.training import TrainSpec
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "BaseSpec",
     "DeviceRequest",
     "JitSpec",
+    "ParallelSpec",
     "Priority",
     "Spec",
     "TrainSpec",
@@ -96,8 +98,12 @@ class JitSpec(BaseSpec):
 
 
 # The closed set of kinds: a class in both.
-KINDS: dict[str, type[JitSpec] | type[TrainSpec]] = {"jit": JitSpec, "train": TrainSpec}
-Spec = Annotated[JitSpec | TrainSpec, Field(discriminator="kind")]
+KINDS: dict[str, type[JitSpec] | type[ParallelSpec] | type[TrainSpec]] = {
+    "jit": JitSpec,
+    "parallel": ParallelSpec,
+    "train": TrainSpec,
+}
+Spec = Annotated[JitSpec | ParallelSpec | TrainSpec, Field(discriminator="kind")]
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "jit": {
@@ -107,6 +113,15 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "variants": ["eager", "script", "trace"],
         "batch_sizes": [1],
         "calls": 1000,
+    },
+    "parallel": {
+        "kind": "parallel",
+        "name": "two devices at once, small",
+        "size": 512,
+        "repeats": 10,
+        "devices": {"type": "auto", "count": 2},
+        "parts": ["concurrency", "overlap", "streams", "schedule"],
+        "budget_s": 8,
     },
     "train": {
         "kind": "train",

@@ -37,3 +37,8 @@ def test_a_training_holds_its_data_its_weights_and_a_share_of_the_batch(changes:
 def test_a_data_set_that_no_host_holds_is_seen() -> None:
     huge = {"synthetic": {"samples": 10_000_000, "shape": [3, 28, 28], "classes": 10}}
     assert train(dataset=huge) > 4 * 10_000_000 * 3 * 28 * 28
+
+
+def test_the_products_of_a_parallel_job_are_counted() -> None:
+    spec = parse_spec({"kind": "parallel", "parts": ["concurrency"], "devices": {"count": 2}})
+    assert memory_bytes(spec) >= 2 * 50 * 4000 * 4000 * 4
