@@ -117,11 +117,11 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "parallel": {
         "kind": "parallel",
         "name": "two devices at once, small",
-        "size": 512,
+        "size": 256,
         "repeats": 10,
         "devices": {"type": "auto", "count": 2},
         "parts": ["concurrency", "overlap", "streams", "schedule"],
-        "budget_s": 8,
+        "budget_s": 10,
     },
     "train": {
         "kind": "train",

@@ -51,8 +51,10 @@ class Products:
         if threads == 1:
             return [self._product(i) for i in range(self.repeats)]
         spans: list[list[float]] = [[] for _ in range(self.repeats)]
+        intra = torch.get_num_threads()
 
         def work(first: int) -> None:
+            torch.set_num_threads(intra)  # a new thread would begin with a team of all cores of the machine
             for i in range(first, self.repeats, threads):
                 spans[i] = self._product(i)
 

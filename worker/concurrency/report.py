@@ -38,7 +38,7 @@ def key_of(part: Part) -> str:
 
 def judge(result: Result, part: Part, record: Record, plan: Plan) -> Judged:
     """Put the rows of a race into `result`."""
-    twin, seconds = twin_of(part.baseline), record.seconds
+    twin = twin_of(part.baseline)
     floor_ratio = _ratio(record, plan, twin, part.baseline)
     noise_floor = abs(floor_ratio.ratio - 1)
     delta = max(SMALLEST_DELTA, noise_floor)
@@ -65,8 +65,8 @@ def judge(result: Result, part: Part, record: Record, plan: Plan) -> Judged:
                 verdict=statistics.verdict(ratio.interval, delta),
             )
         )
-    worst = max(half_widths)
-    if len(seconds[part.baseline]) >= statistics.FEWEST_ROUNDS:
+    worst = max(half_widths) if record.rounds >= statistics.FEWEST_ROUNDS else None
+    if worst is not None:
         effect = statistics.smallest_detectable_effect(delta, worst)
         result.figures.append(
             Figure(name="smallest_detectable_effect", of=part.baseline, at=part.at, value=effect, unit="1")

@@ -39,6 +39,9 @@ BINARY = "application/octet-stream"
 _LEAST_OVERLAPPED = 4
 """Of n products the last one's copy has none to hide behind: with few of them little could be hidden."""
 
+_DOUBTFUL = 0.25
+"""Half the width of an overlap's interval from which on it hardly tells anything from nothing."""
+
 
 def run(spec: ParallelSpec, bench: Bench) -> Result:
     """Measure `spec` on the leased devices. Raises JobError, with what was measured until then."""
@@ -187,8 +190,9 @@ class Experiment:
     def _overlaps(self, part: Part, record: Record) -> None:
         seed, figures = self.spec.seed, self.result.figures
         if self.is_cuda:
-            for how, copied in (("serial", "pageable"), ("pageable", "pageable"), ("pinned", "pinned")):
+            for how, copied in (("pageable", "pageable"), ("pinned", "pinned")):
                 told = overlap(record, "compute", f"copy/{copied}", how, seed)
+                self._doubt(told, "overlap", how, part.at)
                 figures.append(
                     Figure.model_validate({"name": "overlap", "of": how, "at": part.at, "unit": "1", **told})
                 )
@@ -196,9 +200,16 @@ class Experiment:
         for direction in copies.DIRECTIONS:
             at = {"direction": direction}
             figures.append(Figure(name="overlap", of="pinned", at=at, value=None, unit="1", reason=copies.WHY_NULL))
-        for how in ("serial", "overlapped"):
-            told = overlap(record, "compute", "copy", how, seed)
-            figures.append(Figure.model_validate({"name": "host_copy_overlap", "of": how, "unit": "1", **told}))
+        told = overlap(record, "compute", "copy", "overlapped", seed)
+        self._doubt(told, "host_copy_overlap", "overlapped", {})
+        figures.append(Figure.model_validate({"name": "host_copy_overlap", "of": "overlapped", "unit": "1", **told}))
+
+    def _doubt(self, told: dict[str, Any], name: str, of: str, at: dict[str, Any]) -> None:
+        """Where the copies are short against how much the products' time varies, the figure says little."""
+        ends = told["ci95"]
+        if ends is None or ends[1] - ends[0] > 2 * _DOUBTFUL:
+            evidence = {"of": of, "at": at, "figure": name, "ci95": ends, "asked_half_width": _DOUBTFUL}
+            self.codes.append(Code(code="overlap_uncertain", severity="warning", evidence=evidence))
 
     def _rate(self, name: str, of: str, at: dict[str, Any], value: float, unit: str, method: str | None = None) -> None:
         told = {"name": name, "of": of, "at": at, "value": value, "unit": unit}
