@@ -49,7 +49,7 @@ class ParallelSpec(BaseSpec):
     )
     streams: int = Field(4, ge=2, le=64, description="Part streams: how many (on a CPU device: threads) at most.")
     ci_half_width: float = Field(0.02, gt=0, lt=1, description="A part ends when its comparisons' CI are this narrow.")
-    budget_s: float = Field(300, gt=0, le=86400, description="Seconds that measuring may take in all parts together.")
+    budget_s: float = Field(400, gt=0, le=86400, description="Seconds that measuring may take in all parts together.")
 
     @model_validator(mode="before")
     @classmethod

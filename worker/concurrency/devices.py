@@ -27,18 +27,14 @@ Order = Callable[[list[int], bool], Sample]
 
 
 def on_cpu(crew: Crew, assigned: Assigned, checked: Checked) -> Part:
-    """A process for each device, pinned to its cores, and one more on the first device for its two streams."""
+    """A process for each device, pinned to its cores."""
     spec = assigned.spec
     names = [device.name for device in assigned.devices]
 
-    def start(name: str, rank: int, threads: int) -> None:
-        make = partial(Products, assigned.size, assigned.repeats, spec.dtype, spec.seed + rank)
-        crew.start(name, make, assigned.devices[rank].cores, threads)
-
     for rank, name in enumerate(names):
-        start(name, rank, assigned.threads(rank))
-    start("two_streams", 0, max(1, assigned.threads() // 2))
-    for name, told in zip([*names, "two_streams"], crew.ask_all([*names, "two_streams"], "prepare"), strict=True):
+        make = partial(Products, assigned.size, assigned.repeats, spec.dtype, spec.seed + rank)
+        crew.start(name, make, assigned.devices[rank].cores, assigned.threads(rank))
+    for name, told in zip(names, crew.ask_all(names, "prepare"), strict=True):
         checked.right(name, told, 1e-4 if spec.dtype == "float32" else 1e-10)
 
     def order(ranks: list[int], at_once: bool) -> Sample:
@@ -49,10 +45,10 @@ def on_cpu(crew: Crew, assigned: Assigned, checked: Checked) -> Part:
 
     def two_streams() -> Sample:
         begun_s = time.perf_counter()
-        return _sample(begun_s, {0: crew.ask("two_streams", "run", threads=2)})
+        return _sample(begun_s, {0: crew.ask(names[0], "run", threads=2)})
 
-    def verify(ranks: list[int] | None) -> list[dict[str, Any]]:
-        asked = ["two_streams"] if ranks is None else [names[rank] for rank in ranks]
+    def verify(ranks: list[int]) -> list[dict[str, Any]]:
+        asked = [names[rank] for rank in ranks]
         return [{**told, "where": name} for told, name in zip(crew.ask_all(asked, "verify"), asked, strict=True)]
 
     part = _part(assigned, checked, order, two_streams, verify)
@@ -78,8 +74,8 @@ def on_cuda(crew: Crew, assigned: Assigned, checked: Checked) -> Part:
         pieces = [Piece("compute", start, end, {"rank": rank}) for rank, start, end in told["spans"]]
         return Sample(told["seconds"], pieces)
 
-    def verify(ranks: list[int] | None) -> list[dict[str, Any]]:
-        told: list[dict[str, Any]] = crew.ask("gpus", "verify", ranks=[0] if ranks is None else ranks)
+    def verify(ranks: list[int]) -> list[dict[str, Any]]:
+        told: list[dict[str, Any]] = crew.ask("gpus", "verify", ranks=ranks)
         return told
 
     return _part(assigned, checked, order, lambda: order([0], True, 2), verify)
@@ -99,11 +95,11 @@ def _part(
     checked: Checked,
     order: Order,
     two_streams: Callable[[], Sample],
-    verify: Callable[[list[int] | None], list[dict[str, Any]]],
+    verify: Callable[[list[int]], list[dict[str, Any]]],
 ) -> Part:
     every = list(range(len(assigned.devices)))
 
-    def lane(name: str, of: str, ranks: list[int] | None, run: Callable[[], Sample], at: dict[str, Any]) -> Lane:
+    def lane(name: str, of: str, ranks: list[int], run: Callable[[], Sample], at: dict[str, Any]) -> Lane:
         def checked_run() -> Sample:
             sample = run()
             checked.runs("computed_whole", of, verify(ranks), assigned.spec.dtype, at)
@@ -119,6 +115,6 @@ def _part(
     for name in (SEQUENTIAL, twin_of(SEQUENTIAL)):
         lanes.append(lane(name, name, every, partial(order, every, False), all_of_them))
     lanes.append(lane("concurrent", "concurrent", every, partial(order, every, True), all_of_them))
-    lanes.append(lane("two_streams", "two_streams", None, two_streams, {"devices": 1, "rank": 0}))
+    lanes.append(lane("two_streams", "two_streams", [0], two_streams, {"devices": 1, "rank": 0}))
     pairs = [("concurrent", SEQUENTIAL), ("two_streams", "alone/0")]
     return Part("concurrency", {}, lanes, SEQUENTIAL, pairs, checked)

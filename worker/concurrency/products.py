@@ -51,10 +51,11 @@ class Products:
         if threads == 1:
             return [self._product(i) for i in range(self.repeats)]
         spans: list[list[float]] = [[] for _ in range(self.repeats)]
-        intra = torch.get_num_threads()
+        all_of_them = torch.get_num_threads()
 
         def work(first: int) -> None:
-            torch.set_num_threads(intra)  # a new thread would begin with a team of all cores of the machine
+            # Else a new thread would begin with a team of all cores of the machine.
+            torch.set_num_threads(max(1, all_of_them // threads))
             for i in range(first, self.repeats, threads):
                 spans[i] = self._product(i)
 
@@ -63,6 +64,7 @@ class Products:
             worker.start()
         for worker in workers:
             worker.join()
+        torch.set_num_threads(all_of_them)  # MKL keeps one number for all threads
         return spans
 
     def verify(self) -> dict[str, Any]:
