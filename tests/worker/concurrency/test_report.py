@@ -50,13 +50,13 @@ def test_repeats_are_cut_before_sizes_and_both_are_said() -> None:
     enough = fit(PACE, 50, 1, cost, share_s=50 * 8 * 2 * 10, at={})
     assert (enough.size, enough.repeats, enough.codes) == (4000, 50, ())
     some = fit(PACE, 50, 1, cost, share_s=8 * 1.65 * 10 * 4, at={"part": "concurrency"})
-    assert (some.size, some.repeats) == (4000, 3)
+    assert (some.size, some.repeats) == (4000, 4)
     [code] = some.codes
     assert code.code == "repeats_cut_short" and code.severity == "warning"
-    assert (code.evidence["asked"], code.evidence["timed"]) == (50, 3)
+    assert (code.evidence["asked"], code.evidence["timed"]) == (50, 4)
     assert code.evidence["at"] == {"part": "concurrency"}
     little = fit(PACE, 50, 4, cost, share_s=20, at={})
-    assert (little.size, little.repeats) == (1000, 4)
+    assert (little.size, little.repeats) == (1000, 9)
     assert [code.code for code in little.codes] == ["size_cut_short", "repeats_cut_short"]
 
 
