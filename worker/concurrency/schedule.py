@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.concurrency.backend import Backend
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane, Piece, Sample
 from worker.concurrency.part import Assigned, Checked, Part
@@ -161,6 +160,8 @@ class Host:
 
 def on_cpu(crew: Crew, assigned: Assigned, checked: Checked) -> Part:
     """Two devices' processes and the host's; and two more for the backend's way."""
+    from worker.concurrency.backend import Backend  # the distributed library, which only this part needs
+
     spec = assigned.spec
     step = Step(features_of(assigned.size), spec.dtype, spec.seed)
     memory = mmap.mmap(-1, step.shared_bytes)
