@@ -54,7 +54,7 @@ class StreamRunner(Stopwatch):
 
     def __init__(self, work: Work, way: str) -> None:
         on_device = work.kind != "cpu"
-        super().__init__(_synchronize if on_device else nothing_to_wait_for, torch.inference_mode)
+        super().__init__(_synchronize if on_device else nothing_to_wait_for)
         self.work, self.way = work, way
         self.inputs: dict[str, list[Tensor]] = {}
         self.outputs: dict[str, list[Tensor]] = {}
@@ -86,9 +86,8 @@ class StreamRunner(Stopwatch):
             if not error <= TOLERANCE[self.work.dtype] and wrong is None:
                 wrong = i
             worst = max(worst, error)
-        with torch.inference_mode():
-            for output in self.outputs[key]:
-                output.fill_(torch.nan)
+        for output in self.outputs[key]:
+            output.fill_(torch.nan)
         self.synchronize()
         return {"wrong": wrong, "max_abs_error": worst, "compared": len(self.outputs[key]), "where": key}
 
@@ -101,11 +100,7 @@ class StreamRunner(Stopwatch):
         self._share(which, 0, 1)
 
     def _threads(self, which: str) -> None:
-        def work(first: int) -> None:
-            with torch.inference_mode():  # a mode is a thread's own
-                self._share(which, first, self.work.streams)
-
-        list(self.pool.map(work, range(self.work.streams)))
+        list(self.pool.map(lambda first: self._share(which, first, self.work.streams), range(self.work.streams)))
 
     def _fork(self, which: str) -> None:
         self.forked(self.inputs[which], self.outputs[which], self.work.streams)

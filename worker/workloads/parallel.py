@@ -11,7 +11,6 @@ This process never runs a tensor operation: it forks the devices' processes, pas
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -59,9 +58,10 @@ class Experiment:
         self.codes: list[Code] = []
         self.races: dict[str, tuple[Record, Plan]] = {}
         self.floors: list[float] = []
+        self.spent_s = 0.0
+        """Of the budget, which is for measuring: starting processes and first results are not in it."""
 
     def run(self) -> Result:
-        self.begun_s = time.perf_counter()
         self._describe()
         try:
             self._find_pace()
@@ -95,7 +95,7 @@ class Experiment:
 
     def _measure(self, name: str) -> None:
         to_come = self.parts[self.parts.index(name) :]
-        share = share_s(self.spec.budget_s - (time.perf_counter() - self.begun_s), name, to_come)
+        share = share_s(self.spec.budget_s - self.spent_s, name, to_come)
         directions = copies.DIRECTIONS if name == "overlap" and self.is_cuda else ("",)
         for direction in directions:
             self._measure_within(name, direction, share / len(directions))
@@ -106,13 +106,11 @@ class Experiment:
         checked = Checked()
         assigned = Assigned(self.spec, tuple(self.bench.devices), found.size, found.repeats, self.bench.folder)
         self._say(f"{name}: starting")
-        begun_s = time.perf_counter()
         with Crew() as crew:
             try:
                 parts = self._start(name, direction, crew, assigned, checked)
-                left_s = share - (time.perf_counter() - begun_s)
                 for part in parts:
-                    self._race(part, crew, max(left_s / len(parts), 0.0))
+                    self._race(part, crew, share / len(parts))
                     self._figures(part, assigned)
             finally:
                 self.result.checks += checked.rows.values()
@@ -152,9 +150,8 @@ class Experiment:
         plan = Plan(part.baseline, self.spec.ci_half_width, budget_s, seed=self.spec.seed, single_calls=True)
 
         def tell(done: int, total: int | None, eta_s: float) -> None:
-            later_s = self.spec.budget_s - (time.perf_counter() - self.begun_s)
-            last = part.name == self.parts[-1]
-            self.bench.progress(done, total, "rounds", eta_s if last else max(eta_s, later_s), key)
+            later_s = self.spec.budget_s - self.spent_s - budget_s if part.name != self.parts[-1] else 0.0
+            self.bench.progress(done, total, "rounds", eta_s + max(later_s, 0.0), key)
 
         self._say(f"{key}: measuring for at most {budget_s:.1f} s")
         cores = self.bench.cores
@@ -163,6 +160,7 @@ class Experiment:
         during = Load.now(cores, crew.pids).since(before)
         print(f"  {record.rounds} rounds in {record.spent_s:.2f} s, stopped by {record.stopped_by}", flush=True)
         self.races[key] = (record, plan)
+        self.spent_s += record.spent_s
         self.host["during"][key] = during
         judged = judge(self.result, part, record, plan)
         self.floors += [] if judged.noise_floor is None else [judged.noise_floor]
