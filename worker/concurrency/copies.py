@@ -20,7 +20,7 @@ from typing import Any
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane, Piece, Sample
 from worker.concurrency.part import Assigned, Checked, Part
-from worker.concurrency.products import Products, buffers, matrix, verified
+from worker.concurrency.products import TOLERANCE, Products, buffers, matrix, verified
 from worker.measure.rows import twin_of
 
 SERIAL = "serial"
@@ -49,7 +49,7 @@ class Copier:
         self.target = buffers(None, repeats, size, self.source.dtype).fill_(torch.nan)
         x = matrix(size, self.source.dtype, seed)
         self.expected = x @ x
-        self.tolerance = 1e-4 if dtype == "float32" else 1e-10
+        self.tolerance = TOLERANCE[dtype]
         self.hear = hear
 
     def prepare(self) -> None:
@@ -107,7 +107,7 @@ def on_cpu(crew: Crew, assigned: Assigned, checked: Checked, copier: type[Copier
     for end in (hear, tell):
         os.close(end)
     told, _ = crew.ask_all(["maker", "copier"], "prepare")
-    checked.right("products", told, 1e-4 if spec.dtype == "float32" else 1e-10)
+    checked.right("products", told, TOLERANCE[spec.dtype])
 
     def compute() -> Sample:
         begun_s = time.perf_counter()
@@ -167,7 +167,7 @@ def on_cuda(crew: Crew, assigned: Assigned, checked: Checked, direction: str) ->
     name = f"gpu {direction}"
     make = partial(GpuCopies, assigned.size, assigned.repeats, spec.dtype, spec.seed, direction)
     crew.start(name, make, assigned.devices[0].cores, len(assigned.devices[0].cores))
-    checked.right("products", crew.ask(name, "prepare"), 1e-4 if spec.dtype == "float32" else 1e-10)
+    checked.right("products", crew.ask(name, "prepare"), TOLERANCE[spec.dtype])
 
     def lane(key: str, timing: str, of: str, how: str) -> Lane:
         def run() -> Sample:

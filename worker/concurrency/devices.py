@@ -19,7 +19,7 @@ from typing import Any
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane, Piece, Sample
 from worker.concurrency.part import Assigned, Checked, Part
-from worker.concurrency.products import Products
+from worker.concurrency.products import TOLERANCE, Products
 from worker.measure.rows import twin_of
 
 SEQUENTIAL = "sequential"
@@ -35,7 +35,7 @@ def on_cpu(crew: Crew, assigned: Assigned, checked: Checked) -> Part:
         make = partial(Products, assigned.size, assigned.repeats, spec.dtype, spec.seed + rank)
         crew.start(name, make, assigned.devices[rank].cores, assigned.threads(rank))
     for name, told in zip(names, crew.ask_all(names, "prepare"), strict=True):
-        checked.right(name, told, 1e-4 if spec.dtype == "float32" else 1e-10)
+        checked.right(name, told, TOLERANCE[spec.dtype])
 
     def order(ranks: list[int], at_once: bool) -> Sample:
         asked = [names[rank] for rank in ranks]
@@ -67,7 +67,7 @@ def on_cuda(crew: Crew, assigned: Assigned, checked: Checked) -> Part:
     make = partial(GpuProducts, assigned.size, assigned.repeats, spec.dtype, spec.seed, count)
     crew.start("gpus", make, assigned.cores, len(assigned.cores))
     for device, told in zip(assigned.devices, crew.ask("gpus", "prepare"), strict=True):
-        checked.right(device.name, told, 1e-4 if spec.dtype == "float32" else 1e-10)
+        checked.right(device.name, told, TOLERANCE[spec.dtype])
 
     def order(ranks: list[int], at_once: bool, streams: int = 1) -> Sample:
         told = crew.ask("gpus", "run", ranks=ranks, at_once=at_once, streams=streams)

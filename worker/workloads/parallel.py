@@ -23,6 +23,7 @@ from torchstone.results import Code, Figure, Result
 from worker.bench import Bench
 from worker.concurrency import copies, devices, schedule, streams
 from worker.concurrency.crew import Crew
+from worker.concurrency.lanes import Lane
 from worker.concurrency.pace import Cost, Fit, Pace, Probe, fit, share_s
 from worker.concurrency.part import Assigned, Checked, Part
 from worker.concurrency.report import efficiency, judge, key_of, overlap
@@ -171,18 +172,17 @@ class Experiment:
 
     def _figures(self, part: Part, assigned: Assigned) -> None:
         record, plan = self.races[key_of(part)]
-        operations = 2 * assigned.size**3 * assigned.repeats
         if part.name == "concurrency":
             self.result.figures.append(efficiency(record, plan, len(assigned.devices)))
             for lane in part.lanes:
                 if lane.of in ("alone", "concurrent"):
-                    done = operations * (len(assigned.devices) if lane.of == "concurrent" else 1)
-                    self._rate("compute_rate", lane.of, lane.at, done / _median(record, lane.name), "FLOP/s")
+                    flop = 2 * assigned.size**3 * assigned.repeats * lane.at["devices"]
+                    self._rate("compute_rate", lane, record, lane.at, flop, "flop")
         if part.name == "overlap":
-            pairs = [(lane.name, lane.of) for lane in part.lanes if lane.timing == "copy"]
             moved = 2 * assigned.repeats * assigned.size**2 * (4 if self.spec.dtype == "float32" else 8)
-            for lane_name, of in pairs:
-                self._rate("copy_rate", of, part.at, moved / _median(record, lane_name), "B/s", "bytes read + written")
+            for lane in part.lanes:
+                if lane.timing == "copy":
+                    self._rate("copy_rate", lane, record, part.at, moved, "bytes", method="bytes read + written")
             self._overlaps(part, record)
 
     def _overlaps(self, part: Part, record: Record) -> None:
@@ -209,9 +209,14 @@ class Experiment:
             evidence = {"of": of, "at": at, "figure": name, "ci95": ends, "asked_half_width": _DOUBTFUL}
             self.codes.append(Code(code="overlap_uncertain", severity="warning", evidence=evidence))
 
-    def _rate(self, name: str, of: str, at: dict[str, Any], value: float, unit: str, method: str | None = None) -> None:
-        told = {"name": name, "of": of, "at": at, "value": value, "unit": unit}
-        self.result.figures.append(Figure.model_validate(told | ({"method": method} if method else {})))
+    def _rate(
+        self, name: str, lane: Lane, record: Record, at: dict[str, Any], amount: int, of: str, **more: Any
+    ) -> None:
+        """What a run did, `flop` or `bytes`, over its median."""
+        seconds = float(np.median(record.seconds[lane.name]))
+        unit = {"flop": "FLOP/s", "bytes": "B/s"}[of]
+        told = {"name": name, "of": lane.of, "at": at, "value": amount / seconds, "unit": unit}
+        self.result.figures.append(Figure.model_validate({**told, of: amount, "seconds": seconds, **more}))
 
     def _close(self) -> None:
         self.result.noise_floor = max(self.floors, default=None)
@@ -223,7 +228,3 @@ class Experiment:
     def _say(self, message: str) -> None:
         print(message, flush=True)
         self.bench.progress(0, None, "rounds", None, message)
-
-
-def _median(record: Record, lane: str) -> float:
-    return float(np.median(record.seconds[lane]))
