@@ -66,19 +66,23 @@ class Checked:
 
     def right(self, of: str, told: dict[str, Any], tolerance: float, against: str = "float64") -> None:
         """A first result against float64, before anything is timed."""
-        self._note("equal_to_float64", of, against, told["max_abs_error"], 1, tolerance)
+        error = told["max_abs_error"]
+        passed = error is not None and error <= tolerance
+        self._note("equal_to_float64", of, against, error, 1, tolerance, {}, passed)
+        if not passed:
+            raise WorkloadError(f"{of}: a product is off by {error} from float64; at most {tolerance} was expected")
 
     def runs(self, name: str, of: str, told: list[dict[str, Any]], dtype: str, at: dict[str, Any]) -> None:
         """Everything that one run made or copied. Raises WorkloadError where any of it is wrong."""
-        tolerance = TOLERANCE[dtype]
         for place, found in enumerate(told):
-            self._note(name, of, "expected", found["max_abs_error"], found["compared"], tolerance, at)
+            error = found["max_abs_error"]  # null: NaN, which is what is read where nothing was written
+            self._note(name, of, "expected", error, found["compared"], TOLERANCE[dtype], at, found["wrong"] is None)
             if found["wrong"] is not None:
                 what = "copied" if name == "copied_whole" else "computed"
+                differs = "parts of it were never written" if error is None else f"it is off by up to {error:.3g}"
                 raise WorkloadError(
-                    f"{of}: result {found['wrong']} of {found['compared']} ({found.get('where', place)}) was not whole "
-                    f"when it was read: it was not {what} yet, or wrongly; the largest difference is "
-                    f"{found['max_abs_error']:.3g}"
+                    f"{of}: result {found['wrong'] + 1} of {found['compared']} ({found.get('where', place)}) was not "
+                    f"whole when it was read: it was not {what} yet, or wrongly; {differs}"
                 )
 
     def _note(
@@ -86,17 +90,16 @@ class Checked:
         name: str,
         of: str,
         against: str,
-        error: float,
+        error: float | None,
         compared: int,
         atol: float,
-        at: dict[str, Any] | None = None,
+        at: dict[str, Any],
+        passed: bool,
     ) -> None:
         key = (name, of + repr(at))
-        passed = error <= atol
-        row = self.rows.setdefault(
-            key, Check(name=name, of=of, against=against, at=at or {}, passed=True, atol=atol, rtol=0.0)
-        )
+        new = Check(name=name, of=of, against=against, at=at, passed=True, atol=atol, rtol=0.0, max_abs_error=0.0)
+        row = self.rows.setdefault(key, new)
         row.passed = row.passed and passed
-        row.max_abs_error = error if error != error else max(row.max_abs_error or 0.0, error)
+        row.max_abs_error = None if error is None or row.max_abs_error is None else max(row.max_abs_error, error)
         before = int(row.detail.split()[0]) if row.detail else 0
         row.detail = f"{before + compared} compared"

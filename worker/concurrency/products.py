@@ -103,11 +103,13 @@ def against_float64(x: Tensor, product: Tensor) -> dict[str, float]:
 
 def verified(results: Tensor, expected: Tensor, tolerance: float) -> dict[str, Any]:
     """Compare every one of `results` (n, size, size) with `expected`, then fill them with NaN."""
-    wrong, worst = None, 0.0
-    for i, result in enumerate(results):
-        error = float((result - expected).abs().max())
-        if not error <= tolerance and wrong is None:  # a NaN is not <= anything
-            wrong = i
-        worst = max(worst, error)
+    errors = [float((result - expected).abs().max()) for result in results]
     results.fill_(torch.nan)
-    return {"wrong": wrong, "max_abs_error": worst, "compared": len(results)}
+    return summed_up(errors, tolerance)
+
+
+def summed_up(errors: list[float], tolerance: float) -> dict[str, Any]:
+    """The first that is wrong, how many were compared, and the largest difference, NaN where any is none."""
+    wrong = next((i for i, error in enumerate(errors) if not error <= tolerance), None)  # a NaN is not <= anything
+    worst = torch.nan if any(error != error for error in errors) else max(errors)
+    return {"wrong": wrong, "max_abs_error": worst, "compared": len(errors)}

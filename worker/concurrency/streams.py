@@ -20,7 +20,7 @@ from torch import Tensor
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane, Sample
 from worker.concurrency.part import Assigned, Checked, Part
-from worker.concurrency.products import TOLERANCE, matrix
+from worker.concurrency.products import TOLERANCE, matrix, summed_up
 from worker.contestants.torchscript import on_purpose
 from worker.measure.rows import twin_of
 from worker.measure.stopwatch import Stopwatch, nothing_to_wait_for
@@ -80,16 +80,12 @@ class StreamRunner(Stopwatch):
     def verify(self, key: str) -> dict[str, Any]:
         """Compare every product of the last call with one made alone; then poison all."""
         self.synchronize()
-        wrong, worst = None, 0.0
-        for i, (output, expected) in enumerate(zip(self.outputs[key], self.expected[key], strict=True)):
-            error = float((output - expected).abs().max())
-            if not error <= TOLERANCE[self.work.dtype] and wrong is None:
-                wrong = i
-            worst = max(worst, error)
+        both = zip(self.outputs[key], self.expected[key], strict=True)
+        errors = [float((output - expected).abs().max()) for output, expected in both]
         for output in self.outputs[key]:
             output.fill_(torch.nan)
         self.synchronize()
-        return {"wrong": wrong, "max_abs_error": worst, "compared": len(self.outputs[key]), "where": key}
+        return {**summed_up(errors, TOLERANCE[self.work.dtype]), "where": key}
 
     def _share(self, which: str, first: int, step: int) -> None:
         inputs, outputs = self.inputs[which], self.outputs[which]

@@ -95,7 +95,7 @@ class Careless(products.Products):
 
 @pytest.mark.parametrize("wrong", [Forgetful, Careless])
 def test_a_product_that_is_missing_or_wrong_fails(wrong: type[products.Products], tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"result [02] of 4"):
+    with pytest.raises(WorkloadError, match=r"result [13] of 4"):
         call_fresh(_concurrent, wrong, "concurrent", tmp_path)
 
 
@@ -193,3 +193,13 @@ def test_poison_is_seen() -> None:
     assert products.verified(results, expected, 1e-4) == {"wrong": None, "max_abs_error": 0.0, "compared": 2}
     assert results.isnan().all()
     assert products.verified(results, expected, 1e-4)["wrong"] == 0
+
+
+def test_a_failure_is_in_the_checks_too() -> None:
+    checked = Checked()
+    told = {"wrong": None, "max_abs_error": 1e-6, "compared": 4}
+    checked.runs("copied_whole", "pinned", [told], "float32", {})
+    with pytest.raises(WorkloadError, match="result 2 of 4"):
+        checked.runs("copied_whole", "pinned", [{**told, "wrong": 1, "max_abs_error": None}], "float32", {})
+    [row] = checked.rows.values()
+    assert not row.passed and row.max_abs_error is None and row.detail == "8 compared"
