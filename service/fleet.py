@@ -22,7 +22,7 @@ from service.database import Database
 from torchstone.facts import memory_estimate_bytes
 from torchstone.models import LayersModel, PresetModel
 from torchstone.scheduling import Waiting, is_exclusive, resolve_type
-from torchstone.specs import AsyncSpec, BaseSpec, JitSpec, TrainSpec
+from torchstone.specs import AsyncSpec, BaseSpec, JitSpec, ParallelSpec, TrainSpec
 from torchstone.store import hosts, jobs
 
 _HOSTS_FOR_S = 1.0
@@ -37,7 +37,7 @@ def memory_bytes(spec: BaseSpec) -> int:
     """The least memory that `spec` takes, known before it runs; 0 where nothing is known."""
     if isinstance(spec, JitSpec):
         return _model_bytes(spec.model, max(spec.batch_sizes), spec.dtype, spec.grad)
-    if isinstance(spec, AsyncSpec):
+    if isinstance(spec, AsyncSpec | ParallelSpec):
         return spec.memory_bytes
     if isinstance(spec, TrainSpec):
         return spec.data_bytes + _model_bytes(spec.fitted_model, spec.largest_share, spec.dtype, True)

@@ -276,10 +276,24 @@ def _curves(result: Json) -> list[str]:
 
 
 def _spans(result: Json) -> list[str]:
-    spans = result.get("spans") or []
-    unit = scale([span["end_s"] - span["start_s"] for span in spans], "s")
-    rows = [[s["name"], s["of"], _point(s), measure(s["start_s"], unit), measure(s["end_s"], unit)] for s in spans]
-    return _section("spans", ["name", "of", "at", f"start {unit.unit}", f"end {unit.unit}"], rows)
+    """A row for each kind of span: from the first one's start to the last one's end, and how much of that is work."""
+    groups: dict[tuple[str, str, str], list[Json]] = {}
+    for span in result.get("spans") or []:
+        groups.setdefault((span["name"], span["of"], _point(span)), []).append(span)
+    busy = {kind: sum(span["end_s"] - span["start_s"] for span in spans) for kind, spans in groups.items()}
+    unit = scale(busy.values(), "s")
+    rows = [
+        [
+            *kind,
+            str(len(spans)),
+            measure(min(span["start_s"] for span in spans), unit),
+            measure(max(span["end_s"] for span in spans), unit),
+            measure(busy[kind], unit),
+        ]
+        for kind, spans in groups.items()
+    ]
+    header = ["name", "of", "at", "n", f"first start {unit.unit}", f"last end {unit.unit}", f"busy {unit.unit}"]
+    return _section("spans", header, rows)
 
 
 def _tables(result: Json) -> Iterator[list[str]]:

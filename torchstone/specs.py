@@ -21,6 +21,7 @@ from torchstone.asynchrony import AsyncSpec
 from torchstone.base_spec import BaseSpec, DeviceRequest, Priority
 from torchstone.errors import FieldError, InvalidRequest
 from torchstone.models import ModelSpec
+from torchstone.parallel import ParallelSpec
 from torchstone.training import TrainSpec
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "BaseSpec",
     "DeviceRequest",
     "JitSpec",
+    "ParallelSpec",
     "Priority",
     "Spec",
     "TrainSpec",
@@ -98,12 +100,13 @@ class JitSpec(BaseSpec):
 
 
 # The closed set of kinds: a class in both.
-KINDS: dict[str, type[JitSpec] | type[AsyncSpec] | type[TrainSpec]] = {
+KINDS: dict[str, type[JitSpec] | type[AsyncSpec] | type[ParallelSpec] | type[TrainSpec]] = {
     "jit": JitSpec,
     "async": AsyncSpec,
+    "parallel": ParallelSpec,
     "train": TrainSpec,
 }
-Spec = Annotated[JitSpec | AsyncSpec | TrainSpec, Field(discriminator="kind")]
+Spec = Annotated[JitSpec | AsyncSpec | ParallelSpec | TrainSpec, Field(discriminator="kind")]
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "jit": {
@@ -122,6 +125,15 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "parts": ["numpy_vs_torch", "dispatch", "barriers", "graph"],
         "devices": {"type": "auto", "count": 2},
         "budget_s": 6,
+    },
+    "parallel": {
+        "kind": "parallel",
+        "name": "two devices at once, small",
+        "size": 256,
+        "repeats": 10,
+        "devices": {"type": "auto", "count": 2},
+        "parts": ["concurrency", "overlap", "streams", "schedule"],
+        "budget_s": 10,
     },
     "train": {
         "kind": "train",

@@ -1,4 +1,4 @@
-"""Imported once by the forkserver of jobs that compile or train: all of `worker.preload`, and what is slow to import.
+"""Imported once by the forkserver of jobs that compile, train or distribute: `worker.preload`, and what is slow.
 
 The optimisers and the distributed library import dynamo at their first use: so trainings want it there as well.
 """
@@ -13,6 +13,7 @@ for _module in (
     "torch._dynamo",
     "torch._inductor.compile_fx",
     "torch.export",
+    "worker.workloads.parallel",
     "worker.workloads.train",
     "torch.distributed",
     "safetensors.torch",

@@ -19,7 +19,8 @@ from multiprocessing import forkserver, spawn
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from torchstone.specs import JitSpec, Spec, Variant
+from torchstone.parallel import Part
+from torchstone.specs import JitSpec, ParallelSpec, Spec, Variant
 
 PLAIN = "worker.preload"
 COMPILER = "worker.preload_compiler"
@@ -35,8 +36,9 @@ _COMPILED = {
 
 def preload_for(spec: Spec) -> str:
     """The module whose imports a job of this spec wants to find done."""
-    compiles = spec.kind == "train" or (isinstance(spec, JitSpec) and not _COMPILED.isdisjoint(spec.variants))
-    return COMPILER if compiles else PLAIN
+    compiles = isinstance(spec, JitSpec) and not _COMPILED.isdisjoint(spec.variants)
+    distributes = spec.kind == "train" or (isinstance(spec, ParallelSpec) and Part.schedule in spec.parts)
+    return COMPILER if compiles or distributes else PLAIN
 
 
 class ForkServers:

@@ -42,3 +42,8 @@ def test_a_data_set_that_no_host_holds_is_seen() -> None:
 def test_asynchrony_holds_its_matrices() -> None:
     spec = parse_spec({"kind": "async", "size": 2000, "parts": ["dispatch"]})
     assert memory_bytes(spec) == 3 * 2000 * 2000 * 4
+
+
+def test_the_products_of_a_parallel_job_are_counted() -> None:
+    spec = parse_spec({"kind": "parallel", "parts": ["concurrency"], "devices": {"count": 2}})
+    assert memory_bytes(spec) >= 2 * 50 * 4000 * 4000 * 4

@@ -69,6 +69,7 @@ def test_curl_sends_json_under_the_name_of_a_form(service: Service) -> None:
             "expects",
         ),
         ({**SPEC, "labels": {"a b": "c"}}, "/labels", "label key"),
+        ({"kind": "parallel", "devices": {"count": 1}}, "/devices/count", "two devices are needed by concurrency"),
         ({**SPEC, "seed": 2**70}, "/seed", "integer"),
     ],
 )
@@ -120,6 +121,9 @@ def test_more_devices_than_any_host_has_is_refused_once_a_host_is_known(start: C
     layer = {"type": "Linear", "in_features": 100_000, "out_features": 100_000}
     huge = service.post({**SPEC, "model": {"layers": [layer], "input_shape": [100_000]}})
     assert huge.status_code == 422 and "GB" in huge.json()["detail"]
+    held = service.post({"kind": "parallel", "parts": ["overlap"]})  # 100 results of 4000 x 4000
+    assert held.status_code == 422 and held.json()["errors"][0]["pointer"] == "/size"
+    assert "it needs at least 6." in held.json()["detail"]
 
 
 def test_validate_only_stores_nothing(service: Service) -> None:

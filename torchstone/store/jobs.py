@@ -316,8 +316,10 @@ def check_capacity(spec: BaseSpec, memory_bytes: int, hosts: Sequence[dict[str, 
     fitting = [host for host in hosts if max(host[f"{kind}_count"] for kind in kinds) >= count]
     biggest = max(host["memory_bytes"] for host in fitting)
     if memory_bytes > biggest:
+        of_model = hasattr(spec, "model")
         detail = (
-            f"the model needs at least {memory_bytes / 1e9:.1f} GB; "
+            f"{'the model' if of_model else 'it'} needs at least {memory_bytes / 1e9:.1f} GB; "
             f"the most that a registered host gives a job is {biggest / 1e9:.1f} GB"
         )
-        raise InvalidRequest(detail, errors=[{"pointer": "/model", "detail": detail}])
+        pointer = "/model" if of_model else "/size"
+        raise InvalidRequest(detail, errors=[{"pointer": pointer, "detail": detail}])

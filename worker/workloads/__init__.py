@@ -15,6 +15,7 @@ from worker.bench import Bench
 MODULES = {
     "jit": "worker.workloads.jit",
     "async": "worker.workloads.async_",
+    "parallel": "worker.workloads.parallel",
     "train": "worker.workloads.train",
 }
 

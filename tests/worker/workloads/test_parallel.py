@@ -1,0 +1,173 @@
+"""The `parallel` experiment, run as a worker runs it, on small matrices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.worker.fresh import Outcome, call_fresh, run_fresh
+from torchstone import render
+from torchstone.parallel import ParallelSpec
+from torchstone.results import Figure, Result
+from torchstone.specs import parse_spec
+from worker.bench import Bench, LeasedDevice
+from worker.workloads import parallel
+
+pytestmark = pytest.mark.slow
+
+SMALL: dict[str, Any] = {"kind": "parallel", "size": 64, "repeats": 6, "devices": {"count": 2}, "budget_s": 2.5}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run_fresh(SMALL, tmp_path_factory.mktemp("small"))
+
+
+def figure(result: Result, name: str, of: str) -> Figure:
+    found = [f for f in result.figures if (f.name, f.of) == (name, of)]
+    assert found, f"no {name} of {of}"
+    return found[0]
+
+
+def extra(row: Figure) -> dict[str, Any]:
+    assert row.model_extra is not None
+    return row.model_extra
+
+
+def test_every_way_is_timed_and_compared_with_its_like(small: Outcome) -> None:
+    timed = {(t.name, t.of) for t in small.result.timings}
+    assert timed == {
+        *(("compute", of) for of in ("alone", "sequential", "concurrent", "two_streams", "products")),
+        *(("compute", of) for of in ("one_stream", "threads", "fork")),
+        ("copy", "shared_memory"),
+        *(("both", of) for of in ("serial", "overlapped", "in_order", "by_hand", "by_backend")),
+        *(("noise", of + "_again") for of in ("sequential", "serial", "one_stream", "in_order")),
+    }
+    compared = {(c.of, c.against) for c in small.result.comparisons if c.name != "noise"}
+    assert compared == {
+        ("concurrent", "sequential"),
+        ("two_streams", "alone"),
+        ("overlapped", "serial"),
+        ("threads", "one_stream"),
+        ("fork", "one_stream"),
+        ("by_hand", "in_order"),
+        ("by_backend", "in_order"),
+    }
+    assert [t.at["rank"] for t in small.result.timings if t.of == "alone"] == [0, 1]
+
+
+def test_everything_was_compared_in_every_run(small: Outcome) -> None:
+    assert small.result.checks and all(check.passed for check in small.result.checks)
+    runs = {t.of: t.n for t in small.result.timings}
+    for name, of, each in (
+        ("copied_whole", "overlapped", 6),
+        ("copied_whole", "shared_memory", 6),
+        ("computed_whole", "concurrent", 2 * 6),
+        ("equal_to_whole_batch", "by_hand", 2 * 2),
+        ("equal_to_whole_batch", "by_backend", 2 * 2),
+    ):
+        [check] = [c for c in small.result.checks if (c.name, c.of) == (name, of)]
+        assert check.detail is not None and int(check.detail.split()[0]) >= each * runs[of], (name, of)
+    right = {c.of for c in small.result.checks if c.name == "equal_to_float64"}
+    assert right == {"cpu:0", "cpu:1", "products"}
+
+
+def test_figures_recompute_from_the_samples(small: Outcome) -> None:
+    with np.load(small.kept["samples.npz"]) as archive:
+        median = {
+            key: float(np.median(archive[key])) for key in archive.files if key.endswith(("/concurrency", "/overlap"))
+        }
+    alone_s = min(median["alone/0/concurrency"], median["alone/1/concurrency"])
+    efficiency = figure(small.result, "scaling_efficiency", "concurrent")
+    assert efficiency.value == pytest.approx(alone_s / median["concurrent/concurrency"])
+    assert efficiency.at == {"devices": 2}
+    compute_s, copy_s, both_s = (median[f"{lane}/overlap"] for lane in ("compute", "copy", "overlapped"))
+    hidden = figure(small.result, "host_copy_overlap", "overlapped")
+    assert hidden.value == pytest.approx(min(1.0, (compute_s + copy_s - both_s) / min(compute_s, copy_s)))
+    assert extra(hidden)["bound_s"] == pytest.approx(max(compute_s, copy_s))
+
+
+def test_on_cpu_devices_overlap_is_null_with_a_reason(small: Outcome) -> None:
+    rows = [f for f in small.result.figures if f.name == "overlap"]
+    assert {row.at["direction"] for row in rows} == {"device_to_host", "host_to_device"}
+    assert all(row.value is None and "host_copy_overlap" in str(row.reason) for row in rows)
+
+
+def test_the_timeline_keeps_what_must_wait_apart(small: Outcome) -> None:
+    spans = small.result.spans
+    made = [s for s in spans if (s.name, s.of) == ("compute", "overlapped")]
+    copied = [s for s in spans if (s.name, s.of) == ("copy", "overlapped")]
+    assert len(made) == len(copied) == 6
+    assert all(copy.start_s >= product.end_s for product, copy in zip(made, copied, strict=True))
+    step = {(s.name, s.at.get("rank", "host")): s for s in spans if s.of == "by_hand"}
+    for layer in (2, 1):
+        update = step[f"update {layer}", "host"]
+        assert all(step[f"push {layer}", rank].end_s <= update.start_s for rank in (0, 1))
+        assert all(step[f"pull {layer}", rank].start_s >= update.end_s for rank in (0, 1))
+    backend = {(s.name, s.at["rank"]): s for s in spans if s.of == "by_backend"}
+    assert {name for name, _ in backend} == {"forward", "backward", "reduce 2", "reduce 1", "update"}
+    assert all(backend["reduce 2", rank].start_s < backend["backward", rank].end_s for rank in (0, 1))
+
+
+def test_the_table_has_all_of_it(small: Outcome) -> None:
+    result = json.loads(small.result.to_json())
+    text = render.text({"kind": "parallel", "id": "x", "state": "succeeded", "spec": SMALL, "result": result})
+    for words in ("scaling_efficiency", "host_copy_overlap", "by_backend", "quality:", "first start", "pinned: a CPU"):
+        assert words in text, words
+
+
+def test_a_short_budget_cuts_repeats_and_says_so(tmp_path: Path) -> None:
+    spec = {**SMALL, "size": 512, "repeats": 500, "parts": ["concurrency"], "budget_s": 1.5}
+    result = run_fresh(spec, tmp_path).result
+    [code] = [c for c in result.quality.codes if c.code == "repeats_cut_short"]
+    assert code.evidence["asked"] == 500 and 1 <= code.evidence["timed"] < 100
+    assert result.quality.grade != "valid"
+
+
+def test_overlap_and_streams_run_on_one_device(tmp_path: Path) -> None:
+    spec = {**SMALL, "parts": ["overlap", "streams"], "devices": {"count": 1}, "budget_s": 1}
+    result = run_fresh(spec, tmp_path).result
+    assert figure(result, "host_copy_overlap", "overlapped").value is not None
+    assert {t.at["work"] for t in result.timings if t.of == "fork"} == {"small", "large"}
+
+
+def test_reproduce_runs_by_itself(small: Outcome, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(small.kept["reproduce.py"])],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+    assert done.returncode == 0, done.stderr
+    for way in ("device 1 alone", "one after another", "all at once", "copy while computing"):
+        assert any(line.startswith(way) and line.endswith(" s") for line in done.stdout.splitlines()), done.stdout
+
+
+def _on_gpu(spec: dict[str, Any], folder: Path) -> str:
+    parsed = parse_spec(spec)
+    assert isinstance(parsed, ParallelSpec)
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    devices = [LeasedDevice(f"cuda:{rank}", "cuda", cores) for rank in range(parsed.devices.count)]
+    return parallel.run(parsed, Bench("local", 1, "localhost", devices, folder)).to_json()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [["overlap", "streams"]])
+def test_on_one_gpu(parts: list[str], tmp_path: Path) -> None:
+    spec = {**SMALL, "size": 1024, "parts": parts, "devices": {"type": "cuda", "count": 1}, "budget_s": 10}
+    result = Result.model_validate_json(call_fresh(_on_gpu, spec, tmp_path))
+    rows = {(f.of, f.at["direction"]): f.value for f in result.figures if f.name == "overlap"}
+    assert set(rows) == {
+        (of, direction) for of in ("pageable", "pinned") for direction in ("device_to_host", "host_to_device")
+    }
+    assert all(check.passed for check in result.checks)
+    assert all(value is not None and value <= 1 for value in rows.values())
