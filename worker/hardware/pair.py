@@ -81,13 +81,15 @@ def ask_all(asked: Sequence[tuple[Contestant, Asked]], within_s: float = WITHIN_
     return answers
 
 
-def time_runs(run: Callable[[int], float], *, run_s: float, budget_s: float) -> tuple[int, Repeats]:
+def time_runs(
+    run: Callable[[int], float], *, run_s: float, budget_s: float, first_count: int = 4
+) -> tuple[int, Repeats]:
     """Time runs of one count, such that each takes about `run_s`, for `budget_s`: that count, and the seconds of each.
 
     `run(count)` gives its own seconds. The shorter runs that find the count are the warm-up.
     """
     end_s = time.monotonic() + budget_s
-    count = 4
+    count = first_count
     while (took_s := run(count)) < run_s / 4 and time.monotonic() < end_s:
         count *= 4
     count = max(1, round(count * run_s / took_s))
