@@ -86,6 +86,8 @@ class Reading:
     working_set_bytes: int | None = None
     reason: str | None = None
     """Why `value` is None."""
+    samples: str | None = None
+    """Where the seconds of every repeat lie: artifact#key."""
 
     def figure(self) -> Figure:
         """As a row of the result; what is not known is left out."""
@@ -103,6 +105,8 @@ class ProbeReport:
     checks: list[Check] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
+    samples: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Seconds of every repeat, by the key in samples.npz."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What was found rather than measured (cache sizes, link widths, the compiler): goes into `environment`."""
 
@@ -139,6 +143,7 @@ class ProbeReport:
             median=work / took.median,
             ci95=(work / ends[1], work / ends[0]) if ends else None,
             working_set_bytes=working_set_bytes,
+            samples=self._keep(name, at, took),
         )
         self.readings.append(reading)
         return reading
@@ -172,9 +177,16 @@ class ProbeReport:
             median=took.median / count,
             ci95=(ends[0] / count, ends[1] / count) if ends else None,
             working_set_bytes=working_set_bytes,
+            samples=self._keep(name, at, took),
         )
         self.readings.append(reading)
         return reading
+
+    def _keep(self, name: str, at: dict[str, Any] | None, took: Repeats) -> str:
+        key = "/".join([self.probe, name, *(f"{key}={value}" for key, value in (at or {}).items())])
+        assert key not in self.samples, f"two figures called {key}"
+        self.samples[key] = took.seconds
+        return f"samples.npz#{key}"
 
     def missing(self, name: str, unit: str, reason: str, *, method: str = "", at: dict[str, Any] | None = None) -> None:
         """Add a figure that could not be had here, and why."""
