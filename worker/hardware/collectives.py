@@ -7,8 +7,8 @@ defines them (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), with n ranks an
     algbw = S / t        busbw = algbw * 2 (n - 1) / n for all-reduce, algbw * (n - 1) / n for the other two
 
 where S is the bytes of the whole message: what each rank holds before reduce-scatter and after all-gather. Timed in
-blocks of operations back to back, on zeros, so that sums summed again stay what they are; checked before and after with
-numbers whose sums are exact in float32.
+blocks of operations back to back, on zeros, so that sums summed again stay what they are; checked before, in the same
+memory, with numbers whose sums are exact in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 
 from worker.hardware.pair import ask_all, closing, time_runs
 from worker.hardware.probe import ProbeBench, ProbeReport
-from worker.measure.contestant import Contestant, ContestantFailed
+from worker.measure.contestant import Contestant, ContestantFailed, Unavailable
+from worker.measure.statistics import FEWEST_ROUNDS
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
@@ -34,6 +35,8 @@ SIZES_BYTES = (1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 24, 1 << 26)
 _ITEM_BYTES = 4
 _WITHIN_S = 30.0
 _RUN_S = 10e-3
+_MOST_PARTS = 3
+"""A size that would take so many times its share of the time is left out."""
 _PERIOD = 251
 
 
@@ -77,10 +80,13 @@ def _measure(bench: ProbeBench, report: ProbeReport, gang: list[Contestant], bac
     sizes = [size // step * step for size in SIZES_BYTES if step <= size <= most_bytes]
     part_s = bench.budget_s / (len(BUS_FACTORS) * len(sizes))
     wrong = checked = 0
-
     for operation, factor in BUS_FACTORS.items():
         curves: dict[str, list[float]] = {"algbw": [], "busbw": []}
-        for size in sizes:
+        op_s = 0.0
+        for number, size in enumerate(sizes):
+            if op_s * size / sizes[number - 1] * FEWEST_ROUNDS > _MOST_PARTS * part_s:
+                report.skip(operation, f"messages of {size} bytes and more would take this probe over its time")
+                break
             bench.progress(f"collectives: {operation} of {size} bytes")
 
             def check(operation: str = operation, size: int = size) -> None:
@@ -95,7 +101,7 @@ def _measure(bench: ProbeBench, report: ProbeReport, gang: list[Contestant], bac
 
             check()
             count, took = time_runs(time_block, run_s=_RUN_S, budget_s=part_s, first_count=1)
-            check()
+            op_s = took.median / count
             at = {"message_bytes": size, "ranks": ranks}
             method = f"{backend}, {ranks} processes, float32, blocks of {count} back to back, the slowest rank's time"
             for name, share in (("algbw", 1.0), ("busbw", factor(ranks))):
@@ -114,7 +120,7 @@ def _measure(bench: ProbeBench, report: ProbeReport, gang: list[Contestant], bac
             if size == sizes[0]:
                 report.latency(f"{operation}_latency", took, count=count, bytes=count * size, method=method, at=at)
         for name, values in curves.items():
-            x = [float(size) for size in sizes]
+            x = [float(size) for size in sizes[: len(values)]]
             report.curve(f"{operation}_{name}", "message_bytes", x, name, values, at={"ranks": ranks})
     detail = f"{checked} operations on {ranks} ranks, {wrong} elements were not exact"
     report.check("content", wrong == 0, "the exact result", detail)
@@ -131,8 +137,6 @@ class Rank:
         """Meet the others: facts about what connects them. Raises Unavailable where torch lacks the backend."""
         import torch
         import torch.distributed as dist
-
-        from worker.measure.contestant import Unavailable
 
         is_there = dist.is_nccl_available() if self._backend == "nccl" else dist.is_gloo_available()
         if not is_there:
@@ -178,7 +182,7 @@ class Rank:
         return wrong
 
     def time(self, operation: str, total_bytes: int, count: int) -> float:
-        """Seconds of `count` of them back to back, from when every rank was ready to when this one's device was done."""
+        """Seconds of `count` of them back to back: from when every rank was ready until this one's device was done."""
         import torch
         import torch.distributed as dist
 
@@ -199,9 +203,9 @@ class Rank:
         if operation == "all_reduce":
             dist.all_reduce(sent)
         elif operation == "reduce_scatter":
-            dist.reduce_scatter_tensor(received, sent)
+            dist.reduce_scatter_single(received, sent)
         else:
-            dist.all_gather_into_tensor(received, sent)
+            dist.all_gather_single(received, sent)
 
     def _buffers_for(self, operation: str, total_bytes: int) -> tuple[Any, Any]:
         """(sent, received): all-reduce works in place."""
