@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from worker.hardware.direct_io import Offsets, Operation, Requests, Slots, UnnamedFile, open_unnamed
 from worker.hardware.filesystem import Filesystem
 from worker.hardware.probe import ProbeBench, ProbeReport, Repeats
-from worker.measure.statistics import FEWEST_ROUNDS
 
 FILE_BYTES = 256 << 20
 LEAST_FILE_BYTES = 32 << 20
@@ -245,7 +244,7 @@ class Drive:
                 self._compare(runs.pop())
             runs.append(self._prepare_next(requests, operation, block_bytes, count, direct))
 
-        took = self._bench.repeat(lambda: runs[-1].move(), budget_s=budget_s, before=prepare, at_least=FEWEST_ROUNDS)
+        took = self._bench.repeat(lambda: runs[-1].move(), budget_s=budget_s, before=prepare)
         self._compare(runs.pop())
         return took
 

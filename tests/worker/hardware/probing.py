@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from tests.worker.fresh import call_fresh
@@ -17,12 +16,16 @@ def bench_in(folder: Path, budget_s: float = 0.5, devices: int = 2, service_url:
     """A bench on this process's cores, shared out over so many CPU devices."""
     cores = tuple(sorted(os.sched_getaffinity(0)))
     leased = tuple(LeasedDevice(f"cpu:{i}", "cpu", cores[i::devices] or cores) for i in range(devices))
-    return ProbeBench(cores, leased, folder, 2 << 30, budget_s, service_url)
+    return ProbeBench(cores, leased, folder, 2 << 30, budget_s, service_url, progress=_quietly)
+
+
+def _quietly(message: str) -> None:
+    """Nobody watches. (A lambda would not go to another process.)"""
 
 
 def run_probe(name: str, bench: ProbeBench) -> ProbeReport:
     """Its report; nothing may be left of it: no file, no process."""
-    report, left = call_fresh(_run, name, replace(bench))
+    report, left = call_fresh(_run, name, bench)
     assert left == [], "processes of the probe are still there"
     assert list(bench.folder.iterdir()) == []
     assert isinstance(report, ProbeReport)
