@@ -242,7 +242,7 @@ def _figures(result: Json) -> list[str]:
     for row in figures:
         found.setdefault((row["name"], _point(row)), {})[row["of"]] = row
     filled = sum(map(len, found.values()))
-    if len(columns) > _MOST_COLUMNS or filled < len(figures) or 2 * filled < len(columns) * len(found):
+    if len(columns) > _MOST_COLUMNS or filled < len(figures) or 3 * filled < len(columns) * len(found):
         return _section("figures", *_one_by_one(figures), most=_MOST_FIGURES)
     names = list(dict.fromkeys(row["name"] for row in figures))
     rows = []

@@ -261,18 +261,18 @@ def _latency(bench: ProbeBench, report: ProbeReport, kernels: Kernels) -> None:
 
 
 def chase(kernels: Kernels, cycle: NDArray[np.uint64], budget_s: float) -> tuple[Repeats, int, bool]:
-    """Seconds of repeats of so many steps each, and whether a whole round led back to where it began.
+    """Seconds of repeats of so many steps each, and whether a whole round passed every line and led back.
 
     The first round is the warm-up and the proof; where a round is long, a repeat is part of one.
     """
-    lines = cycle.size // (LINE_BYTES // 8)
-    round_steps = max(8, lines // 8 * 8)
-    took_s, place = kernels.chase(cycle, 0, round_steps)
-    for _ in range(lines - round_steps):
-        place = int(cycle[place])
-    closed = place == 0
+    words_per_line = LINE_BYTES // 8
+    lines = cycle.size // words_per_line
+    end, total = kernels.walk(cycle, lines)
+    closed = end == 0 and total == words_per_line * (lines * (lines - 1) // 2)
+    trial = min(max(8, lines // 8 * 8), 1 << 15)
+    took_s, place = kernels.chase(cycle, 0, trial)
     repeats = 12
-    steps = max(8, int(budget_s / repeats / max(took_s / round_steps, 1e-10)) // 8 * 8)
+    steps = max(8, int(budget_s / repeats / max(took_s / trial, 1e-10)) // 8 * 8)
     seconds = []
     for _ in range(repeats):
         repeat_s, place = kernels.chase(cycle, place, steps)
