@@ -84,14 +84,16 @@ class Ceilings:
     def find(self, unit: str, *, dtype: str, device_type: str, cores: int, devices: int = 1) -> Ceiling | Reason:
         """The rate of so many `cores` (on "cpu") or `devices` (on "cuda"): GEMM in `dtype` for "FLOP/s", else memory's.
 
-        Memory's is the best of STREAM's kernels. Several GPUs: as many times the slowest one's.
+        Memory's is the best of STREAM's kernels, a GPU's its copy within its memory. Several GPUs: as many times the slowest one's.
         """
         if self.document is None:
             return Reason(f"this host has no hardware report: {_HOW}")
         if unit == "FLOP/s":
             of, names = "gemm", {"gemm"}
+        elif device_type == "cuda":
+            of, names = "device_device", {"device_copy"}
         else:
-            of, names = "memory", {"device_copy"} if device_type == "cuda" else _STREAM
+            of, names = "memory", _STREAM
         rows = [
             row
             for row in self.document["ceilings"]

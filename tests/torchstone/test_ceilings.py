@@ -65,7 +65,7 @@ def test_a_result_is_set_against_as_many_cores_as_it_had() -> None:
 
 
 def test_several_gpus_count_as_so_many_of_the_slowest() -> None:
-    rows = [figure("memory", "device_copy", value, device=f"cuda:{i}") for i, value in enumerate((3e12, 2e12))]
+    rows = [figure("device_device", "device_copy", value, device=f"cuda:{i}") for i, value in enumerate((3e12, 2e12))]
     found = Ceilings(document("a", [report("1", "valid", *rows)]))
     ceiling = found.find("B/s", dtype="float32", device_type="cuda", cores=8, devices=2)
     assert isinstance(ceiling, Ceiling) and ceiling.value == 4e12

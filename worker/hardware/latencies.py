@@ -53,9 +53,9 @@ EVENTS = (
     Event("4 KB appended and made safe (fsync)", "", "storage", "fsync_append"),
     Event("round trip within a data centre", "500 µs", ""),
     Event("packet across an ocean and back", "150 ms", ""),
-    Event("GPU kernel launch", "10 µs", "vector", "launch"),
-    Event("1 MB host to GPU, pinned", "80 µs (PCIe)", "host_device", "host_to_device", {"memory": "pinned"}, True),
-    Event("1 MB GPU to GPU", "30 µs (NVLink)", "device_device", "device_to_device", megabyte=True),
+    Event("GPU kernel launch, and its end", "10 µs", "host_device", "launch_completes"),
+    Event("1 MB host to GPU, pinned", "80 µs (PCIe)", "host_device", "to_device", {"memory": "pinned"}, True),
+    Event("1 MB GPU to GPU", "30 µs (NVLink)", "device_device", "peer_copy", megabyte=True),
 )
 
 
