@@ -2,8 +2,8 @@
 
     python bench/hardware_io.py --folder /data        # at least 7 pairs; each pair in random order, one after the other
 
-- storage: each O_DIRECT figure against fio on a file of the same size in the same folder (`--ioengine=psync` at depth 1,
-  `libaio` at greater depths, as the probe does it). Goal: within 15 %.
+- storage: each O_DIRECT figure against fio on a file of the same size in the same folder (`--ioengine=psync` at depth
+  1, `libaio` at greater depths, as the probe does it). Goal: within 15 %.
 - all-reduce: the probe's figure against `init_process_group` + `all_reduce` in two plain processes. Goal: within 10 %.
 
 The ratio is ours / theirs with a 95 % interval over the pairs; a goal is missed only if the whole interval lies beyond.

@@ -84,7 +84,8 @@ class Ceilings:
     def find(self, unit: str, *, dtype: str, device_type: str, cores: int, devices: int = 1) -> Ceiling | Reason:
         """The rate of so many `cores` (on "cpu") or `devices` (on "cuda"): GEMM in `dtype` for "FLOP/s", else memory's.
 
-        Memory's is the best of STREAM's kernels, a GPU's its copy within its memory. Several GPUs: as many times the slowest one's.
+        Memory's is the best of STREAM's kernels, a GPU's its copy within its memory. Several GPUs count as so many of
+        the slowest one.
         """
         if self.document is None:
             return Reason(f"this host has no hardware report: {_HOW}")
