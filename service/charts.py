@@ -25,6 +25,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 """Okabe and Ito's, told apart by colour-blind eyes too; their yellow darkened, which is hard to see on white."""
 _INK, _FAINT, _GRID = "#1b1f24", "#59636e", "#e4e8ec"
 _MOST_POINTS = 1000
+_LOGARITHMIC_FROM = 20
 _MOST_MARKED = 60
 _WIDTH, _HEIGHT = 620, 340
 _rendering = threading.Lock()
@@ -87,6 +88,9 @@ def _describe(chart: Chart) -> dict[str, Any]:
     x = x.axis(grid=False, tickCount=8, labelFlush=False, **ticks)
     y = alt.Y("y:Q").title(_axis_title(chart.y_name)).scale(zero=False)
     y = y.axis(format="~%" if chart.y_name == "accuracy" else "~g", tickCount=6)
+    if chart.x_name.endswith("_bytes"):  # from one cache's size to memory's: equal factors, equal distances
+        x = x.axis(format="~s", tickMinStep=alt.Undefined)
+        x, y = (_by_factors(axis, [row[key] for row in rows]) for axis, key in ((x, "x"), (y, "y")))
     colour = alt.Color("of:N").title(None).scale(domain=labels, range=colours)
     layers = []
     for label, width in zip(labels, _widths(chart.curves, marked), strict=True):
@@ -99,6 +103,13 @@ def _describe(chart: Chart) -> dict[str, Any]:
     )
     description: dict[str, Any] = picture.configure(**_LOOK).to_dict()
     return description
+
+
+def _by_factors(axis: Any, values: list[float]) -> Any:
+    """The axis with a logarithmic scale where the values span enough for one."""
+    if min(values) <= 0 or max(values) < _LOGARITHMIC_FROM * min(values):
+        return axis
+    return axis.scale(type="log", nice=False)
 
 
 _LOOK: dict[str, Any] = {
