@@ -54,6 +54,10 @@ class Assignment:
     service_url: str | None = None
     ceilings: dict[str, Any] | None = None
     """What this host can reach, as `torchstone.store.ceilings` found it."""
+    spare_cores: tuple[int, ...] = ()
+    """Cores of a machine that this job has to itself, beside those of its devices: nothing is measured on them."""
+    preload: str = "worker.preload"
+    """The module that has been imported in the forkserver which the process is forked from."""
 
 
 @dataclass
@@ -74,6 +78,8 @@ class Bench:
     """Where the HTTP service should answer."""
     ceilings: Ceilings = field(default_factory=lambda: Ceilings(None))
     """What this host can reach, by its newest `hardware` report."""
+    spare_cores: tuple[int, ...] = ()
+    """Free for whatever is not measured; none where others may be at work there."""
     kept: list[dict[str, str]] = field(default_factory=list)
     _last_progress_s: float = 0.0
 
@@ -84,12 +90,21 @@ class Bench:
         """A bench outside any worker: this process's own cores, shared out over so many CPU devices."""
         cores = cores or tuple(sorted(os.sched_getaffinity(0)))
         leased = [LeasedDevice(f"cpu:{i}", "cpu", cores[i::devices] or cores) for i in range(devices)]
-        return cls("local", 1, "localhost", leased, folder, data_folders=data_folders)
+        spare = tuple(core for core in cores if all(core not in device.cores for device in leased))
+        return cls("local", 1, "localhost", leased, folder, data_folders=data_folders, spare_cores=spare)
 
     @property
     def cores(self) -> tuple[int, ...]:
         """All cores of all leased devices, in order."""
         return tuple(core for device in self.devices for core in device.cores)
+
+    def step_aside(self) -> None:
+        """Have this process work on the spare cores, where there are any: the devices' own are then left to others."""
+        os.sched_setaffinity(0, self.spare_cores or self.cores)
+
+    def step_back(self) -> None:
+        """Have this process work on the devices' cores again."""
+        os.sched_setaffinity(0, self.cores)
 
     def file(self, name: str) -> Path:
         """A path in the scratch folder for a file called `name`."""

@@ -70,6 +70,7 @@ def main(
         memory_limit_bytes=assignment.memory_limit_bytes,
         service_url=assignment.service_url,
         ceilings=Ceilings(assignment.ceilings),
+        spare_cores=assignment.spare_cores,
     )
     message: dict[str, Any]
     try:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -23,8 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as futures_wait
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -36,6 +34,7 @@ from torchstone.errors import SetupError
 from worker import processes
 from worker.bench import Assignment
 from worker.channel import Channel
+from worker.servers import PLAIN, ForkServers
 
 log = structlog.get_logger(__name__)
 
@@ -74,14 +73,13 @@ class Outcome:
 
 
 class Launcher:
-    """The forkserver with torch imported, and the one thread that starts processes through it."""
+    """The forkservers with torch imported, and the one thread that starts processes through them."""
 
     def __init__(self, entry: str = "worker.child", start_within_s: float = START_WITHIN_S) -> None:
         """`entry`: the module whose `main(assignment, events, output)` a job's process runs."""
         self._entry = entry
         self.start_within_s = start_within_s
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["worker.preload"])
+        self._servers = ForkServers()
         # The kernel ends the forkserver when the thread that started it ends: so one lasting thread starts everything.
         self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
         self._leaders: set[int] = set()
@@ -89,14 +87,13 @@ class Launcher:
 
     @property
     def server_pid(self) -> int | None:
-        """The forkserver's pid; None before it was started."""
-        pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
-        return pid
+        """The pid of the forkserver that most jobs start from; None before it was started."""
+        return self._servers.pid()
 
     def warm_up(self) -> None:
         """Start the forkserver, without waiting until it has imported torch. Raises SetupError where it cannot."""
         try:
-            self._starter.submit(forkserver.ensure_running).result()
+            self._starter.submit(self._servers.ensure, PLAIN).result()
         except OSError as error:  # its socket lies there, and the kernel takes no path of more than 107 bytes
             where = tempfile.gettempdir()
             raise SetupError(
@@ -120,40 +117,38 @@ class Launcher:
         if not is_wanted():
             starting.add_done_callback(_end_unwanted)
             return None
-        log.error("the forkserver hangs and is ended", pid=self.server_pid)
-        if self.server_pid is not None:
-            processes.end_group(self.server_pid, grace_s=0)
+        server = self._servers.pid(assignment.preload)
+        log.error("the forkserver hangs and is ended", pid=server)
+        if server is not None:
+            processes.end_group(server, grace_s=0)
         with contextlib.suppress(EOFError, OSError):  # what it waited for has come to its end
             return starting.result(within_s)
         raise OSError(f"the forkserver did not start the job's process within {within_s:g} s")
 
     def _start(self, assignment: Assignment) -> JobProcess:
-        events, child_events = self._context.Pipe(duplex=False)
-        output, child_output = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=_enter, args=(self._entry, assignment, child_events, child_output), name=f"job-{assignment.job_id}"
-        )
+        events, child_events = Pipe(duplex=False)
+        output, child_output = Pipe(duplex=False)
+        arguments = (self._entry, assignment, child_events, child_output)
         with self._lock:  # `sweep` must not take a leader for a stray before it is known
-            process.start()
+            process = self._servers.start(assignment.preload, _enter, arguments, f"job-{assignment.job_id}")
             assert process.pid is not None
             self._leaders.add(process.pid)
         try:
             child_events.close()
             child_output.close()
             record_leader(Path(assignment.folder), process.pid)
-            return JobProcess(self, process, events, output, assignment.memory_limit_bytes)
+            server = self._servers.pid(assignment.preload)
+            return JobProcess(self, process, server, events, output, assignment.memory_limit_bytes)
         except BaseException:  # a full disk, no descriptors left: nobody would watch it
             processes.end_group(process.pid, grace_s=0)
             self.forget(process.pid)
             raise
 
     def sweep(self) -> list[int]:
-        """End what dead jobs left behind: the forkserver's children that lead no living job. Their pids."""
+        """End what dead jobs left behind: the forkservers' children that lead no living job. Their pids."""
         with self._lock:
-            server = self.server_pid
-            if server is None:
-                return []
-            strays = [pid for pid in processes.children(server) if pid not in self._leaders]
+            children = [pid for server in self._servers.pids for pid in processes.children(server)]
+            strays = [pid for pid in children if pid not in self._leaders]
             strays = [pid for pid in strays if processes.is_alive(pid)]
             for pid in strays:
                 log.warning("ending a process that a job left behind", pid=pid)
@@ -166,9 +161,9 @@ class Launcher:
             self._leaders.discard(pid)
 
     def close(self) -> None:
-        """End the forkserver; jobs must be over."""
-        if self.server_pid is not None:
-            processes.end_group(self.server_pid, grace_s=0)  # first: a start may still wait for it
+        """End the forkservers; jobs must be over."""
+        for server in self._servers.pids:
+            processes.end_group(server, grace_s=0)  # first: a start may still wait for it
         self._starter.shutdown()
 
 
@@ -176,11 +171,17 @@ class JobProcess:
     """One job's process, from its start until nothing of it is left."""
 
     def __init__(
-        self, launcher: Launcher, process: BaseProcess, events: Connection, output: Connection, memory_limit_bytes: int
+        self,
+        launcher: Launcher,
+        process: BaseProcess,
+        server_pid: int | None,
+        events: Connection,
+        output: Connection,
+        memory_limit_bytes: int,
     ) -> None:
         self._launcher = launcher
         self._process = process
-        self._server_pid = launcher.server_pid
+        self._server_pid = server_pid
         self._events = Channel(events)
         self._output = output
         self._memory_limit_bytes = memory_limit_bytes

@@ -24,19 +24,7 @@ processes.become_subreaper()
 for _name in [name for name in os.environ if name.startswith("TORCHSTONE_")]:
     del os.environ[_name]
 
-for _module in (
-    "numpy",
-    "torch",
-    "torch._dynamo",
-    "torch._inductor.compile_fx",
-    "torch.export",
-    "worker.child",
-    "worker.workloads.jit",
-    "worker.workloads.train",
-    "worker.workloads.hardware",
-    "torch.distributed",
-    "safetensors.torch",
-):
+for _module in ("numpy", "torch", "worker.launch", "worker.child", "worker.workloads.jit"):
     importlib.import_module(_module)
 
 # What the first use of TorchScript and of the version look-ups costs a process is paid here, once.

@@ -29,12 +29,14 @@ from torchstone.errors import ArtifactFailed
 from torchstone.jobs import State
 from torchstone.results import dumps
 from torchstone.settings import Settings
+from torchstone.specs import parse_spec
 from torchstone.store import Store, events, is_transient, leases, logs, reports
 from torchstone.store.artifacts import Blobs
 from torchstone.store.hosts import Host
 from worker.bench import Assignment, LeasedDevice
-from worker.devices import Device
+from worker.devices import Device, usable_cores
 from worker.launch import JobProcess, Launcher, Outcome
+from worker.servers import preload_for
 
 FLUSH_S = 0.5
 _CHUNK_CHARS = 1 << 18
@@ -151,14 +153,14 @@ class JobRun:
             self._give_back("the worker is shutting down", spent=False)
 
     def _assignment(self) -> Assignment:
-        kind = orjson.loads(self.claim.spec)["kind"]
+        spec = parse_spec(orjson.loads(self.claim.spec))
         # A report on the machine is of all that the worker owns there, when nobody else is on it.
-        names = self.station.devices if kind == "hardware" and self.claim.exclusive else self.claim.devices
+        names = self.station.devices if spec.kind == "hardware" and self.claim.exclusive else self.claim.devices
         leased = [self.station.devices[name] for name in names]
-        ceilings = None
-        if kind != "hardware":
-            with self.station.store.read() as conn:
-                ceilings = reports.ceilings(conn, self.station.host.name)
+        held = {core for device in leased for core in device.cores}
+        spare = set(usable_cores()) - held if self.claim.exclusive else set()
+        with self.station.store.read() as conn:
+            ceilings = reports.ceilings(conn, self.station.host.name)
         return Assignment(
             job_id=self.claim.holder.job_id,
             attempt=self.claim.holder.attempt,
@@ -170,6 +172,8 @@ class JobRun:
             data_folders=(str(self.station.settings.datasets),),
             service_url=self.station.settings.public_url,
             ceilings=ceilings,
+            spare_cores=tuple(sorted(spare)),
+            preload=preload_for(spec),
         )
 
     def _record(self, outcome: Outcome) -> None:

@@ -54,7 +54,14 @@ def program(parts: str) -> list[str]:
 
 def start(folder: Path, mark: Mark, parts: str) -> subprocess.Popen[bytes]:
     with (folder / "out.txt").open("wb") as out:
-        return subprocess.Popen(program(parts), cwd=folder, env=mark.environment, stdout=out, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            program(parts),
+            cwd=folder,
+            env=mark.environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # whoever runs the tests may ignore it
+        )
 
 
 def output(folder: Path) -> str:

@@ -34,7 +34,7 @@ class Outcome:
 def call_fresh(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """`function(*arguments)` in a fresh process; what it returns, or the exception that it raised."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["worker.preload"])
+    context.set_forkserver_preload(["worker.preload_compiler"])
     ours, theirs = context.Pipe()
     process = context.Process(target=_answer, args=(theirs, partial(function, *arguments, **named)))
     process.start()

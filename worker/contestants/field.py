@@ -4,8 +4,8 @@
         field.start("script", lambda: Runner(...))
         field.attempt("script", "build", name="script")      # None where it failed: it is in result.skipped then
 
-A contestant that fails is named in the result with its reason and the others go on. The baseline's failure, and that of
-what is asked with `require`, ends the job.
+A contestant that fails is named in the result with its reason and the others go on. The baseline's failure ends the
+job.
 """
 
 from __future__ import annotations
@@ -58,38 +58,28 @@ class Field:
         """A process for `name` that holds what `make` returns there."""
         self.contestants[name] = Contestant.start(name, make, self.cores, self.threads)
 
-    def watch(self, contestant: Contestant) -> None:
-        """Another process that is to be gone when the field is left."""
+    def watch(self, contestant: Contestant) -> Contestant:
+        """Another process, that takes no part, and is to be gone when the field is left."""
         self._watched.append(contestant)
+        return contestant
 
-    def attempt(self, name: str, request: str, /, **arguments: Any) -> Any:
+    def attempt(
+        self, name: str, request: str, /, meanwhile: Callable[[], None] = lambda: None, **arguments: Any
+    ) -> Any:
         """What the contestant answers; None where it fails now and is dropped, or was before.
 
-        Raises JobError for the baseline.
+        `meanwhile` is done here while it is at work. Raises JobError for the baseline.
         """
         if name not in self.contestants:
             return None
+        contestant = self.contestants[name]
         try:
-            return self.contestants[name].ask(request, **arguments)
+            contestant.send(request, **arguments)
+            meanwhile()
+            return contestant.answer()
         except ContestantFailed as failure:
             self.drop(name, failure)
             return None
-
-    def send(self, name: str, request: str, /, **arguments: Any) -> None:
-        """Begin what `require` does; a later `answer` waits for it."""
-        self.contestants[name].send(request, **arguments)
-
-    def answer(self, name: str) -> Any:
-        """The answer to the last `send`. Raises JobError."""
-        try:
-            return self.contestants[name].answer()
-        except ContestantFailed as failure:
-            raise job_error(failure) from failure
-
-    def require(self, name: str, request: str, /, **arguments: Any) -> Any:
-        """What the contestant answers. Raises JobError where it fails."""
-        self.send(name, request, **arguments)
-        return self.answer(name)
 
     def drop(self, name: str, failure: ContestantFailed) -> None:
         """End its part, for this reason."""

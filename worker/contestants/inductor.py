@@ -5,26 +5,32 @@
 
 Compiling happens in the contestant's own process (no pool of compile workers that would linger beside the stopwatch),
 against a cache folder that belongs to this variant and job: cold means empty.
+
+The compiler's own modules take seconds to import: only functions that need them do.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._dynamo import utils as dynamo_utils
 
 from worker.contestants.ways import Inputs, Runnable, Setting
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 
 def use_cache(folder: Path) -> None:
     """Have everything that this process compiles kept in `folder`, and compiled by this process itself."""
+    import torch._dynamo.config
     import torch._inductor.config as inductor
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
@@ -47,6 +53,8 @@ def compile_with(mode: str) -> Callable[[nn.Module, Inputs, Setting], Runnable]:
 
 def export_aot(model: nn.Module, example: Inputs, setting: Setting) -> Path:
     """torch.export, then AOTInductor: native code and weights in one package for this device and instruction set."""
+    import torch._inductor
+
     program = export(model, setting)
     path = setting.folder / f"aot-{os.getpid()}.pt2"
     with warnings.catch_warnings():
@@ -55,9 +63,11 @@ def export_aot(model: nn.Module, example: Inputs, setting: Setting) -> Path:
     return path
 
 
-def export(model: nn.Module, setting: Setting) -> torch.export.ExportedProgram:
+def export(model: nn.Module, setting: Setting) -> ExportedProgram:
     """The model as an exported program; for any batch size where several are asked for (from an example of two at
     least: an example of one would be taken as a constant)."""
+    import torch.export
+
     if not setting.several_shapes:
         return torch.export.export(model, setting.inputs(setting.batch_sizes[0]))
     example = setting.inputs(max(2, setting.batch_sizes[0]))
@@ -72,10 +82,13 @@ def save_package(package: Any, path: Path) -> None:
 
 def load_package(path: Path, setting: Setting) -> Runnable:
     """The program in a package."""
+    import torch._inductor
+
     loaded: Runnable = torch._inductor.aoti_load_package(str(path))
     return loaded
 
 
 def compilations() -> int:
     """Graphs that this process has compiled so far: a difference while the clock ran is a recompilation."""
-    return int(dynamo_utils.counters["stats"]["unique_graphs"])
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0

@@ -299,6 +299,7 @@ def torch_facts(setting: Setting) -> dict[str, Any]:
     backends: Any = torch.backends
     facts: dict[str, Any] = {
         "device": setting.device.type,
+        "affinity": sorted(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

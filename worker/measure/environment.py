@@ -56,7 +56,6 @@ def host_facts(cores: tuple[int, ...]) -> dict[str, Any]:
         "hypervisor": "hypervisor" in info.get("flags", "").split(),
         "cpu_count": os.cpu_count(),
         "cores": list(cores),
-        "affinity": sorted(os.sched_getaffinity(0)),
         "governor": _read(frequency / "scaling_governor"),
         "frequency_driver": _read(frequency / "scaling_driver"),
         "frequency_mhz": frequency_mhz(cores[0]),

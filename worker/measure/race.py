@@ -74,6 +74,8 @@ class Record:
     flat: dict[str, bool] = field(default_factory=dict)
     first_call_s: dict[str, float] = field(default_factory=dict)
     failed: dict[str, ContestantFailed] = field(default_factory=dict)
+    ratios: dict[str, statistics.Ratio] = field(default_factory=dict)
+    """Of every contestant against the baseline; filled in when the race is first judged."""
     stopped_by: Literal["precision", "budget", "calls", "rounds"] = "budget"
     alpha: float = ALPHA
     spent_s: float = 0.0

@@ -4,10 +4,12 @@
     figure = point("script", {"batch_size": 1}, work, seconds, ceilings, dtype="float32", device_type="cpu", cores=1)
     figure.value                                  # achieved FLOP/s over what the roofline allows at this intensity
 
-The work is that of the model run eagerly on torch's `meta` device: shapes alone, nothing is computed. FLOP are those
-that torch.utils.flop_counter counts (products and convolutions; an elementwise operation has none). Bytes are those
-that each operation reads and writes, as if nothing stayed in a cache and nothing were fused: a share over 1 says that
-caches or fusion saved that traffic. Roofline: Williams, Waterman and Patterson, CACM 52 (4), 2009.
+The work is that of the model run eagerly, in a pass of its own; on torch's `meta` device (`on_shapes`) shapes suffice
+and nothing is computed. FLOP are those that torch.utils.flop_counter knows (products and convolutions; an elementwise
+operation has none). Bytes are those that each operation reads and writes, as if nothing stayed in a cache and nothing
+were fused: a share over 1 says that caches or fusion saved that traffic.
+
+Roofline: Williams, Waterman and Patterson, CACM 52 (4), 2009.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from torchstone.ceilings import Ceiling, Ceilings
 from torchstone.results import Figure
@@ -43,17 +46,33 @@ class Work:
         return cls(**answer)
 
 
-class _Traffic(TorchDispatchMode):
-    """Adds up the bytes of every operation's tensors; a view moves nothing."""
+class _Counter(TorchDispatchMode):
+    """Adds up every operation's FLOP, by the formulas of torch's flop counter, and its tensors' bytes; a view has none.
+
+    It does what `FlopCounterMode` does, which cannot be used here: its first operation imports the compiler.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = 0
+        self.flop = self.bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled under it, and nothing need be imported to say so
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is None:
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        out = func(*args, **kwargs)
+        if formula is not None:
+            self.flop += int(formula(*args, **kwargs, out_val=out))
         if not func.is_view and func not in _FREE:
-            tensors = pytree.tree_leaves((args, kwargs or {}, out))
+            tensors = pytree.tree_leaves((args, kwargs, out))
             self.bytes += sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
         return out
 
@@ -62,33 +81,35 @@ _FREE = {torch.ops.aten.detach.default, torch.ops.aten._unsafe_view.default}
 
 
 def count(call: Callable[[], object]) -> Work:
-    """The work of one call; with a reason in place of numbers where it does not run on shapes alone."""
-    traffic = _Traffic()
-    flops = FlopCounterMode(display=False)
+    """The work of one call; with a reason in place of numbers where the call fails."""
+    counter = _Counter()
+    fused = torch.backends.mha.get_fastpath_enabled()
     try:
-        with flops, traffic:
+        torch.backends.mha.set_fastpath_enabled(False)  # the counter does not know what is inside fused attention
+        with sdpa_kernel(SDPBackend.MATH), counter:
             call()
     except Exception as error:  # whatever a stranger's model raises is the reason
-        return Work(reason=f"its work cannot be counted from shapes: {' '.join(str(error).split())[:200]}")
-    return Work(int(flops.get_total_flops()), traffic.bytes)
+        return Work(reason=f"its work cannot be counted: {' '.join(str(error).split())[:200]}")
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return Work(counter.flop, counter.bytes)
 
 
 def inference(model: nn.Module, inputs: tuple[Tensor, ...]) -> Work:
     """The work of one call of the model, without gradients."""
-    meta, x = _on_meta(model, inputs)
 
     def call() -> None:
         with torch.no_grad():
-            meta(*x)
+            model(*inputs)
 
     return count(call)
 
 
 def training(model: nn.Module, inputs: tuple[Tensor, ...], loss: Callable[[Any], Tensor]) -> Work:
-    """The work of one forward and backward pass; what an optimiser adds is not counted."""
-    meta, x = _on_meta(model, inputs)
-    meta.requires_grad_(True)
-    return count(lambda: loss(meta(*x)).backward())  # type: ignore[no-untyped-call]
+    """The work of one forward and backward pass, whose gradients are dropped; an optimiser's is not counted."""
+    work = count(lambda: loss(model(*inputs)).backward())  # type: ignore[no-untyped-call]
+    model.zero_grad(set_to_none=True)
+    return work
 
 
 def sum_of_outputs(output: Any) -> Tensor:
@@ -97,7 +118,8 @@ def sum_of_outputs(output: Any) -> Tensor:
     return torch.stack([leaf.sum() for leaf in leaves]).sum()
 
 
-def _on_meta(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def on_shapes(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A copy of the model and its inputs that have shapes and no contents."""
     return copy.deepcopy(model).to("meta"), tuple(x.to("meta") for x in inputs)
 
 

@@ -56,7 +56,7 @@ def judge(
     found = Judgement()
     baseline, twin = plan.baseline, twin_of(plan.baseline)
     against = record.seconds[baseline]
-    ratios = {
+    ratios = record.ratios = record.ratios or {
         of: statistics.compare(seconds, against, alpha=record.alpha, seed=plan.seed)
         for of, seconds in record.seconds.items()
         if of != baseline and len(seconds)

@@ -66,6 +66,7 @@ class Reference:
         x = torch.empty((batch_size, *sample.shape[1:]), dtype=sample.dtype, device="meta")
         targets = torch.zeros(batch_size, dtype=torch.int64, device="meta")
         with forms.precision(self.setting):
+            module, (x,) = roofline.on_shapes(module, (x,))
             return roofline.training(module, (x,), lambda output: nn.functional.cross_entropy(output.float(), targets))
 
     def write_data(self, file: str) -> None:

@@ -4,9 +4,11 @@
     result.comparisons[0].speedup, result.comparisons[0].verdict
 
 In order: the right answers (eager and float64) in a process of their own; every variant built, saved and reloaded in
-its own process; every output checked; then, for each measuring point, the race; then, in passes of their own, memory,
-the probes for what a form froze, and each file loaded without Torchstone. A variant that cannot run is named in
+its own process, each file loaded without Torchstone; every output checked; then, for each measuring point, the race;
+then, in passes of their own, memory and the probes for what a form froze. A variant that cannot run is named in
 `skipped` with its reason and the others go on; without its baseline the job fails.
+
+On a machine that the job has to itself, whatever is not measured goes on beside the builds, on the other cores.
 
 This process never runs a tensor operation: it forks the contestants, passes the turn, and does arithmetic in numpy.
 """
@@ -16,12 +18,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import orjson
 import torch
 
-from torchstone.errors import WorkloadError
+from torchstone.errors import JobError, WorkloadError
 from torchstone.facts import facts
 from torchstone.results import Code, Figure, Result, Skipped, Timing
 from torchstone.specs import JitSpec, Variant
@@ -29,7 +32,8 @@ from worker import models
 from worker.bench import Bench
 from worker.contestants import torchscript
 from worker.contestants.checks import Checks
-from worker.contestants.field import Field
+from worker.contestants.field import Field, job_error
+from worker.contestants.loads import Loads
 from worker.contestants.passport import CleanLoader, loader_program, passport
 from worker.contestants.reproduce import reproduction
 from worker.contestants.runner import Reference, Runner
@@ -111,31 +115,38 @@ class Experiment:
         self.checks = Checks(bench.folder, spec.dtype, spec.grad, self.keys)
         self.build: dict[str, dict[str, Any]] = {}
         self.variants: dict[str, Variant] = {}
+        """Who takes part, by name."""
+        self.started: set[str] = set()
+        self.probes: list[str] | None = None
+        """The other inputs that the model takes; unknown until the reference has answered."""
         self.codes: list[Code] = []
         self.host: dict[str, Any] = {}
         self.set_aside: Heat | None = None
 
     def run(self) -> Result:
         with Field(self.bench.cores, self.setting.threads, self.baseline, self.result) as self.field:
-            self._find_what_is_right()
+            self.bench.step_aside()  # nothing but contestants on the cores that are measured
+            self._begin()
             self._build_all()
             self._check_all()
+            self.unusable = self.loads.finish()
             heat = self._race_all()
             self._look_closer()
             for name in {name for record, _ in heat.races.values() for name in record.seconds} - set(self.field.names):
                 self.checks.withhold_all(name, "it failed before all of it was checked: see what was not measured")
             self.field.end_all()
-            self._load_all_elsewhere()
+            self._offer_all()
             self._judge_all(heat)
         return self.result
 
-    def _find_what_is_right(self) -> None:
+    def _begin(self) -> None:
+        """Who takes part; and the right answers, computed beside the builds where there are cores for that."""
+        self._line_up()
         self._say("computing eager's and float64's outputs")
-        field, files = self.field, self.checks.files
+        files = self.checks.files
         self.loaded = {name: str(self.bench.file(f"{name}.pt")) for name in ("inputs", "inputs_cpu")}
-        field.start("reference", lambda: Reference(self.setting))
-        field.send(
-            "reference",
+        self.reference = self._start_beside("reference", lambda: Reference(self.setting))
+        self.reference.send(
             "outputs",
             eager=files("reference", self.keys),
             truth=files("float64", self.keys + self.checks.probes),
@@ -143,12 +154,23 @@ class Experiment:
             loaded=self.loaded
             | {what: self.checks.file(f"{who}.eval", self.keys[0]) for what, who in _LOADED_FROM.items()},
         )
-        torchscript.preload()  # meanwhile, as are the next lines
-        self._start_all()
-        self._describe()
-        found = field.answer("reference")
-        field.end("reference")
-        self.probes: list[str] = found["probes"]
+        torchscript.preload()  # meanwhile
+        if not self.bench.spare_cores:
+            for name in self.variants:
+                self._start(name)
+            self._describe()
+            self._wait_for_what_is_right()
+
+    def _wait_for_what_is_right(self) -> None:
+        """Until the reference has answered; once. Raises JobError where the model does not run."""
+        if self.probes is not None:
+            return
+        try:
+            found = self.reference.answer()
+        except ContestantFailed as failure:
+            raise job_error(failure) from failure
+        self.reference.end()
+        self.probes = found["probes"]
         self.work = {key: Work.told(told) for key, told in found["work"].items()}
         for name, unit in (("parameters", "1"), ("parameter_bytes", "B")):
             self.result.figures.append(Figure(name=name, of="model", value=found[name], unit=unit))
@@ -161,8 +183,8 @@ class Experiment:
         script.write_text(reproduction(self.spec, self.setting.threads, self.setting.device.type))
         self.bench.keep(script, "text/x-python")
 
-    def _start_all(self) -> None:
-        """A process for every variant that can run here, for the baseline's twin, and for loading files elsewhere."""
+    def _line_up(self) -> None:
+        """Every variant that can run here, the baseline first, its twin last."""
         for variant in sorted(self.spec.variants, key=lambda v: v is not self.spec.baseline):
             reason = self.ways[variant].unavailable(self.setting)
             if reason and variant is self.spec.baseline:
@@ -170,40 +192,59 @@ class Experiment:
             if reason:
                 self.result.skipped.append(Skipped(of=variant.value, reason=reason))
             else:
-                self._start(variant.value, variant)
-        self._start(self.twin, self.spec.baseline)
-        if any(self.ways[variant].suffix for variant in self.spec.variants):
-            self._start_loader()
+                self.variants[variant.value] = variant
+        self.variants[self.twin] = self.spec.baseline
 
-    def _start(self, name: str, variant: Variant) -> None:
-        way, setting, cache = self.ways[variant], self.setting, self.bench.file(f"cache-{variant.value}")
-        self.field.start(name, lambda: Runner(setting, way, cache))
-        self.variants[name] = variant
+    def _start(self, name: str) -> None:
+        """A process for this contestant, unless it was started before."""
+        if name not in self.started:
+            self.started.add(name)
+            variant = self.variants[name]
+            way, setting, cache = self.ways[variant], self.setting, self.bench.file(f"cache-{variant.value}")
+            self.field.start(name, lambda: Runner(setting, way, cache))
 
-    def _start_loader(self) -> None:
-        self.loader = Contestant.start("loader", CleanLoader, self.bench.cores, self.setting.threads)
-        self.field.watch(self.loader)
+    def _start_beside(self, name: str, make: Callable[[], object]) -> Contestant:
+        """A process that takes no part, on the spare cores if there are any. As many threads: the same bits."""
+        cores = self.bench.spare_cores or self.bench.cores
+        return self.field.watch(Contestant.start(name, make, cores, self.setting.threads))
 
     def _build_all(self) -> None:
-        for name in self.field.names:
-            self._build(name, self.variants[name])
+        """One after another, each alone on the devices' cores; what else there is to do is done beside them."""
+        self.loads = Loads(lambda: self._start_beside("loader", CleanLoader), at_once=bool(self.bench.spare_cores))
+        names = list(self.variants)
+        beside: list[Callable[[], None]] = []
+        if self.bench.spare_cores:
+            beside = [partial(self._start, name) for name in names[1:]] + [self._describe]
+        for name in names:
+            self._start(name)
+            try:
+                self._build(name, self.variants[name], beside.pop(0) if beside else lambda: None)
+            except JobError:
+                self._wait_for_what_is_right()  # a model that does not run at all is the better reason
+                raise
+        for task in beside:
+            task()
+        self._wait_for_what_is_right()
         if self.ways[self.spec.baseline].disk_cache:
             self.build[self.baseline]["build_warm_s"] = self.build[self.twin]["build_s"]
 
-    def _build(self, name: str, variant: Variant) -> None:
+    def _build(self, name: str, variant: Variant, meanwhile: Callable[[], None]) -> None:
         way = self.ways[variant]
         self._say(f"building {name}")
-        told = self.field.attempt(name, "build", name=name)
+        told = self.field.attempt(name, "build", meanwhile, name=name)
         if told is None:
             return
         self.build[name] = told
         if name == self.twin:
             return
+        if told["file"]:
+            self._load_elsewhere(name, told["file"])
         if told["was_warm"]:  # nothing may have been left for it: its cold build is none
             self.codes.append(Code(code="already_warm", severity="error", evidence={"of": name}))
         if way.disk_cache and name != self.baseline:
             again = f"{name}_rebuilt"
-            self._start(again, variant)
+            self.variants[again] = variant
+            self._start(again)
             warm = self.field.attempt(again, "build", name=again)
             told["build_warm_s"] = warm and warm["build_s"]
             if warm:
@@ -286,36 +327,32 @@ class Experiment:
                     self.bench.keep(path, "application/json")
             if way is not self.ways[Variant.eager] and name in self.field.names:
                 shapes = way.takes_other_shapes(self.setting)
-                probes = [p for p in self.probes if shapes or p not in ("batch_3", "row_alone", "shorter")]
+                probes = [p for p in self.probes or () if shapes or p not in ("batch_3", "row_alone", "shorter")]
                 files = self.checks.files(name, probes)
                 failed = self.field.attempt(name, "probe", files=files, other_shapes=shapes)
                 if failed is not None:
                     self.checks.probed(name, failed, probes)
 
-    def _load_all_elsewhere(self) -> None:
-        """Every exported file, loaded and run by a process without Torchstone; its passport tells how that went."""
-        exported = {
-            name: told["file"] for name, told in self.build.items() if told["file"] and name in Variant.__members__
-        }
-        for name, file in exported.items():
+    def _load_elsewhere(self, name: str, file: str) -> None:
+        """Have an exported file loaded and run by a process without Torchstone."""
+        self._wait_for_what_is_right()  # it makes the inputs
+        self.loads.begin(
+            name,
+            program=loader_program(file),
+            folder=str(self.bench.folder),
+            inputs=self.loaded["inputs" if file.endswith(".pt2") else "inputs_cpu"],
+            output=self.checks.file(f"{name}.loaded", self.keys[0]),
+        )
+
+    def _offer_all(self) -> None:
+        """Every exported file that a process without Torchstone could use; its passport tells how that went."""
+        for name, reason in self.unusable.items():
             if any(row.of == name for row in self.result.skipped):
                 continue
-            native = file.endswith(".pt2")
-            if self.loader.exit_status is not None:  # the last file took it down
-                self._start_loader()
-            try:
-                still_there = self.loader.ask(
-                    "run",
-                    program=loader_program(file),
-                    folder=str(self.bench.folder),
-                    inputs=self.loaded["inputs" if native else "inputs_cpu"],
-                    output=self.checks.file(f"{name}.loaded", self.keys[0]),
-                )
-            except ContestantFailed as failure:
-                self.checks.not_loaded(name, failure.reason)
+            if reason is not None:
+                self.checks.not_loaded(name, reason)
                 continue
-            assert still_there == [], f"the loader is not clean: {still_there}"
-            path = self.bench.file(file)
+            path = self.bench.file(self.build[name]["file"])
             equal = self.checks.loaded(name, self.keys[0])
             if not equal.passed:
                 continue  # not offered: it is not what was asked for
@@ -324,7 +361,7 @@ class Experiment:
             x = {"shape": ["batch", *known.input_shape], "dtype": dtype}
             made = passport(path, Variant(name), equal, [x], self.host, self.spec.seed)
             made["flags"] = sorted(set(self.checks.wrong.get(name, {}).values()))
-            proof = self.bench.file(f"{file}.passport.json")
+            proof = self.bench.file(f"{path.name}.passport.json")
             proof.write_bytes(orjson.dumps(made, option=orjson.OPT_INDENT_2))
             self.bench.keep(path, BINARY)
             self.bench.keep(proof, "application/json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.worker.fresh import Outcome, run_fresh
+from tests.worker.fresh import Outcome, call_fresh, run_fresh
 from torchstone.errors import InvalidModel
 from torchstone.results import Result
 from torchstone.specs import Variant, parse_spec
+from worker.bench import Bench, LeasedDevice
 from worker.contestants.reproduce import reproduction
 from worker.measure import statistics
+from worker.workloads import workload
 
 MLP = {"kind": "jit", "model": {"preset": "mlp"}, "variants": ["eager", "script", "trace"], "budget_s": 1.0}
 
@@ -326,3 +329,32 @@ def test_reproduce_py_runs_for_any_variants_baseline_and_mode(fields: dict[str, 
         absent = variant == "onnxruntime" or (variant == "script_frozen" and fields.get("grad"))
         assert (f"batch 2, {variant}: median" in ran.stdout) == (not absent), ran.stdout
         assert not absent or variant in ran.stdout.partition("\n")[0]
+
+
+def run_with_a_spare_core(spec: dict[str, Any], folder: Path) -> tuple[str, list[str]]:
+    measured, *spare = sorted(os.sched_getaffinity(0))
+    leased = [LeasedDevice("cpu:0", "cpu", (measured,))]
+    bench = Bench("spare", 1, "localhost", leased, folder, spare_cores=tuple(spare))
+    result = workload("jit")(parse_spec(spec), bench)
+    return result.to_json(), [file["name"] for file in bench.kept]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")
+def test_what_is_not_measured_goes_on_elsewhere(tmp_path: Path) -> None:
+    text, kept = call_fresh(run_with_a_spare_core, MLP | {"budget_s": 0.3}, tmp_path)
+    result = Result.model_validate_json(text)
+    [host] = result.environment["hosts"]
+    assert host["torch"]["affinity"] == host["cores"] == sorted(os.sched_getaffinity(0))[:1]
+    assert not result.skipped and all(check.passed for check in result.checks)
+    assert {"script.pt", "script.pt.passport.json", "trace.pt", "trace.pt.passport.json"} <= set(kept)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")
+def test_a_model_that_does_not_run_is_told_by_its_layer_even_where_a_build_failed_first(tmp_path: Path) -> None:
+    model = {
+        "layers": [{"type": "Linear", "in_features": 4, "out_features": 3}, {"type": "BatchNorm1d", "num_features": 3}],
+        "input_shape": [4],
+    }
+    spec = {"kind": "jit", "model": model, "variants": ["eager", "trace"], "baseline": "trace", "grad": True}
+    with pytest.raises(InvalidModel, match=r"layer 1 \(BatchNorm1d"):
+        call_fresh(run_with_a_spare_core, spec, tmp_path)

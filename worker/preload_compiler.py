@@ -1,0 +1,23 @@
+"""Imported once by the forkserver of all other jobs: what `worker.preload` imports, and what is slow to import.
+
+The optimisers and the distributed library import dynamo at their first use: so trainings want it there as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+
+for _module in (
+    "worker.preload",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.export",
+    "worker.workloads.train",
+    "worker.workloads.hardware",
+    "torch.distributed",
+    "safetensors.torch",
+):
+    importlib.import_module(_module)
+
+gc.freeze()
