@@ -29,6 +29,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 """Okabe and Ito's, told apart by colour-blind eyes too; their yellow darkened, which is hard to see on white."""
 _INK, _FAINT, _GRID = "#1b1f24", "#59636e", "#e4e8ec"
 _MOST_POINTS = 1000
+_LOGARITHMIC_FROM = 20
 _MOST_MARKED = 60
 _WIDE = 30
 _WIDTH, _HEIGHT = 620, 340
@@ -118,17 +119,20 @@ def _describe(chart: Chart) -> dict[str, Any]:
     is_whole = all(float(row["x"]).is_integer() for row in rows)
     marked = len(rows) <= _MOST_MARKED * len(labels)
     x = alt.X("x:Q").title(_axis_title(chart.x_name))
-    if _is_geometric(chart.curves):
-        x = x.scale(type="log", base=2, nice=False).axis(grid=False, format="~g", labelFlush=False)
-    else:
-        ticks: dict[str, Any] = {"format": "d", "tickMinStep": 1} if is_whole else {}
-        x = x.scale(nice=False, zero=chart.x_name in _TIMES)
-        x = x.axis(grid=False, tickCount=8, labelFlush=False, **ticks)
     is_time = chart.y_name in _TIMES
     y = alt.Y("y:Q").title("seconds" if is_time else _axis_title(chart.y_name)).scale(zero=False)
     if is_time and _is_wide(rows):
         y = y.scale(type="log", nice=True)
     y = y.axis(format="~%" if chart.y_name == "accuracy" else "~s" if is_time else "~g", tickCount=6)
+    if chart.x_name.endswith("_bytes"):  # from one cache's size to memory's: equal factors, equal distances
+        x = x.axis(grid=False, format="~s", labelFlush=False)
+        x, y = (_by_factors(axis, [row[key] for row in rows]) for axis, key in ((x, "x"), (y, "y")))
+    elif _is_geometric(chart.curves):
+        x = x.scale(type="log", base=2, nice=False).axis(grid=False, format="~g", labelFlush=False)
+    else:
+        ticks: dict[str, Any] = {"format": "d", "tickMinStep": 1} if is_whole else {}
+        x = x.scale(nice=False, zero=chart.x_name in _TIMES)
+        x = x.axis(grid=False, tickCount=8, labelFlush=False, **ticks)
     colour = alt.Color("of:N").title(None).scale(domain=labels, range=colours)
     layers = []
     for label, width in zip(labels, _widths(chart.curves, marked), strict=True):
@@ -165,6 +169,13 @@ def _is_wide(rows: list[dict[str, Any]]) -> bool:
     """Whether the largest y is so many times the smallest that a linear axis would show but the largest."""
     ys = [row["y"] for row in rows if row["y"] is not None]
     return bool(min(ys) > 0 and max(ys) >= _WIDE * min(ys))
+
+
+def _by_factors(axis: Any, values: list[float]) -> Any:
+    """The axis with a logarithmic scale where the values span enough for one."""
+    if min(values) <= 0 or max(values) < _LOGARITHMIC_FROM * min(values):
+        return axis
+    return axis.scale(type="log", nice=False)
 
 
 _LOOK: dict[str, Any] = {

@@ -22,7 +22,7 @@ from service.database import Database
 from torchstone.facts import memory_estimate_bytes
 from torchstone.models import LayersModel, PresetModel
 from torchstone.scheduling import Waiting, is_exclusive, resolve_type
-from torchstone.specs import AsyncSpec, BaseSpec, JitSpec, ParallelSpec, TrainSpec
+from torchstone.specs import AsyncSpec, BaseSpec, HardwareSpec, JitSpec, ParallelSpec, TrainSpec
 from torchstone.store import hosts, jobs
 
 _HOSTS_FOR_S = 1.0
@@ -41,6 +41,8 @@ def memory_bytes(spec: BaseSpec) -> int:
         return spec.memory_bytes
     if isinstance(spec, TrainSpec):
         return spec.data_bytes + _model_bytes(spec.fitted_model, spec.largest_share, spec.dtype, True)
+    if isinstance(spec, HardwareSpec):
+        return spec.LEAST_BYTES
     return 0
 
 

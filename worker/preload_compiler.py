@@ -1,4 +1,4 @@
-"""Imported once by the forkserver of jobs that compile, train or distribute: `worker.preload`, and what is slow.
+"""Imported once by the forkserver of jobs that compile, train, distribute or probe: `worker.preload`, and what is slow.
 
 The optimisers and the distributed library import dynamo at their first use: so trainings want it there as well.
 """
@@ -15,6 +15,7 @@ for _module in (
     "torch.export",
     "worker.workloads.parallel",
     "worker.workloads.train",
+    "worker.workloads.hardware",
     "torch.distributed",
     "safetensors.torch",
 ):

@@ -30,7 +30,7 @@ from torchstone.jobs import State
 from torchstone.results import dumps
 from torchstone.settings import Settings
 from torchstone.specs import parse_spec
-from torchstone.store import Store, events, is_transient, leases, logs
+from torchstone.store import Store, events, is_transient, leases, logs, reports
 from torchstone.store.artifacts import Blobs
 from torchstone.store.hosts import Host
 from worker.bench import Assignment, LeasedDevice
@@ -153,9 +153,14 @@ class JobRun:
             self._give_back("the worker is shutting down", spent=False)
 
     def _assignment(self) -> Assignment:
-        leased = [self.station.devices[name] for name in self.claim.devices]
+        spec = parse_spec(orjson.loads(self.claim.spec))
+        # A report on the machine is of all that the worker owns there, when nobody else is on it.
+        names = self.station.devices if spec.kind == "hardware" and self.claim.exclusive else self.claim.devices
+        leased = [self.station.devices[name] for name in names]
         held = {core for device in leased for core in device.cores}
         spare = set(usable_cores()) - held if self.claim.exclusive else set()
+        with self.station.store.read() as conn:
+            ceilings = reports.ceilings(conn, self.station.host.name)
         return Assignment(
             job_id=self.claim.holder.job_id,
             attempt=self.claim.holder.attempt,
@@ -165,8 +170,10 @@ class JobRun:
             folder=str(self.folder),
             memory_limit_bytes=self.station.host.memory_bytes,
             data_folders=(str(self.station.settings.datasets),),
+            service_url=self.station.settings.public_url,
+            ceilings=ceilings,
             spare_cores=tuple(sorted(spare)),
-            preload=preload_for(parse_spec(orjson.loads(self.claim.spec))),
+            preload=preload_for(spec),
         )
 
     def _record(self, outcome: Outcome) -> None:

@@ -37,7 +37,7 @@ _COMPILED = {
 def preload_for(spec: Spec) -> str:
     """The module whose imports a job of this spec wants to find done."""
     compiles = isinstance(spec, JitSpec) and not _COMPILED.isdisjoint(spec.variants)
-    distributes = spec.kind == "train" or (isinstance(spec, ParallelSpec) and Part.schedule in spec.parts)
+    distributes = spec.kind in ("train", "hardware") or (isinstance(spec, ParallelSpec) and Part.schedule in spec.parts)
     return COMPILER if compiles or distributes else PLAIN
 
 

@@ -17,6 +17,7 @@ MODULES = {
     "async": "worker.workloads.async_",
     "parallel": "worker.workloads.parallel",
     "train": "worker.workloads.train",
+    "hardware": "worker.workloads.hardware",
 }
 
 
