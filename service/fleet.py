@@ -22,7 +22,7 @@ from service.database import Database
 from torchstone.facts import memory_estimate_bytes
 from torchstone.models import LayersModel, PresetModel
 from torchstone.scheduling import Waiting, is_exclusive, resolve_type
-from torchstone.specs import BaseSpec, JitSpec, TrainSpec
+from torchstone.specs import BaseSpec, HardwareSpec, JitSpec, TrainSpec
 from torchstone.store import hosts, jobs
 
 _HOSTS_FOR_S = 1.0
@@ -39,6 +39,8 @@ def memory_bytes(spec: BaseSpec) -> int:
         return _model_bytes(spec.model, max(spec.batch_sizes), spec.dtype, spec.grad)
     if isinstance(spec, TrainSpec):
         return spec.data_bytes + _model_bytes(spec.fitted_model, spec.largest_share, spec.dtype, True)
+    if isinstance(spec, HardwareSpec):
+        return spec.LEAST_BYTES
     return 0
 
 

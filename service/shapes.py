@@ -98,6 +98,31 @@ class HostList(BaseModel):
     next_cursor: None = None
 
 
+class Ceiling(BaseModel):
+    """A rate that a `hardware` job found, and which job that was."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    of: str = Field(description="The probe.")
+    at: Json
+    value: float
+    unit: str = Field(description="B/s | FLOP/s")
+    job: str
+    finished_at: str | None
+    grade: str = Field(description="valid | suspect")
+
+
+class HostCeilings(BaseModel):
+    """What a host can reach: each probe as the newest report has it that ran it and is not invalid."""
+
+    host: str
+    job: str = Field(description="The newest report.")
+    finished_at: str | None
+    grade: str
+    ceilings: list[Ceiling]
+
+
 class Kind(BaseModel):
     """A kind of experiment."""
 
@@ -139,6 +164,7 @@ SHAPES: tuple[type[BaseModel], ...] = (
     ArtifactList,
     ChartList,
     HostList,
+    HostCeilings,
     KindList,
     Readiness,
     Checked,

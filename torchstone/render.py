@@ -20,6 +20,7 @@ __all__ = ["csv", "text"]
 
 Json = Mapping[str, Any]
 _MOST_ROWS = 40
+_MOST_FIGURES = 200
 _MOST_COLUMNS = 10
 _MOST_LETTERS = 160
 _NOT_MEASURED = {"kind", "name", "labels", "devices", "isolation", "priority", "timeout_s", "start_within_s"}
@@ -240,17 +241,33 @@ def _figures(result: Json) -> list[str]:
     found: dict[tuple[str, str], dict[str, Json]] = {}
     for row in figures:
         found.setdefault((row["name"], _point(row)), {})[row["of"]] = row
-    if len(columns) > _MOST_COLUMNS or sum(map(len, found.values())) < len(figures):
-        rows = [[row["name"], row["of"], _point(row), _figure(row), row.get("reason") or ""] for row in figures]
-        return _section("figures", ["name", "of", "at", "value", "note"], rows)
+    filled = sum(map(len, found.values()))
+    if len(columns) > _MOST_COLUMNS or filled < len(figures) or 3 * filled < len(columns) * len(found):
+        return _section("figures", *_one_by_one(figures), most=_MOST_FIGURES)
     names = list(dict.fromkeys(row["name"] for row in figures))
     rows = []
     for (name, point), by_column in sorted(found.items(), key=lambda cell: names.index(cell[0][0])):
-        notes = [f"{of}: {row['reason']}" for of, row in by_column.items() if row.get("reason")]
+        reasons: dict[str, list[str]] = {}
+        for of, row in by_column.items():
+            if row.get("reason"):
+                reasons.setdefault(row["reason"], []).append(of)
+        notes = [f"{', '.join(of)}: {reason}" if len(of) < len(by_column) else reason for reason, of in reasons.items()]
         rows.append([name, point, *(_figure(by_column.get(column)) for column in columns), "; ".join(notes)])
         if any(row.get("ci95") for row in by_column.values()):
             rows.append(["  95 % interval", "", *(_interval(by_column.get(column)) for column in columns)])
     return _section("figures", ["name", "at", *columns, "note"], rows)
+
+
+def _one_by_one(figures: Sequence[Json]) -> tuple[list[str], list[list[str]]]:
+    """A row a figure, with what it was computed from; columns that nothing fills are left out by `aligned`."""
+    header = ["name", "of", "at", "value", "95 % interval", "bytes", "FLOP", "count", "seconds", "note"]
+    rows = []
+    for row in figures:
+        rows.append([row["name"], row["of"], _point(row), _figure(row), _interval(row)])
+        rows[-1] += [f"{row[key]:,}" if row.get(key) is not None else "" for key in ("bytes", "flop", "count")]
+        rows[-1] += [quantity(row["seconds"], "s") if row.get("seconds") is not None else ""]
+        rows[-1] += [row.get("reason") or row.get("method") or ""]
+    return header, rows
 
 
 def _figure(row: Json | None) -> str:
@@ -314,12 +331,12 @@ def _artifacts(result: Json) -> list[str]:
 # -- pieces -----------------------------------------------------------------------------------------------------
 
 
-def _section(title: str, header: list[str], rows: list[list[str]]) -> list[str]:
+def _section(title: str, header: list[str], rows: list[list[str]], most: int = _MOST_ROWS) -> list[str]:
     """A titled table, cut where it would be too long for a reader; nothing without rows."""
     if not rows:
         return []
-    more = [f"  ... and {len(rows) - _MOST_ROWS} more: see result.csv"] if len(rows) > _MOST_ROWS else []
-    return [title, *_indent(aligned(header, rows[:_MOST_ROWS])), *more]
+    more = [f"  ... and {len(rows) - most} more: see result.csv"] if len(rows) > most else []
+    return [title, *_indent(aligned(header, rows[:most])), *more]
 
 
 def _indent(lines: Sequence[str]) -> list[str]:

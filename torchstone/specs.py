@@ -13,7 +13,7 @@ Adding a kind: one class, its name in `KINDS` and `Spec`, one file in `worker/wo
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -28,8 +28,10 @@ __all__ = [
     "SPEC_VERSION",
     "BaseSpec",
     "DeviceRequest",
+    "HardwareSpec",
     "JitSpec",
     "Priority",
+    "Probe",
     "Spec",
     "TrainSpec",
     "Variant",
@@ -95,9 +97,53 @@ class JitSpec(BaseSpec):
         return self
 
 
+class Probe(StrEnum):
+    """A part of the machine that is measured by itself."""
+
+    memory = "memory"
+    cache = "cache"
+    vector = "vector"
+    gemm = "gemm"
+    storage = "storage"
+    process = "process"
+    network = "network"
+    host_device = "host_device"
+    device_device = "device_device"
+    collectives = "collectives"
+
+
+class HardwareSpec(BaseSpec):
+    """What this machine really gives: bandwidths, latencies and rates of its parts, the ceilings of every later result.
+
+    With `isolation: host`, its default, it measures all that the host's worker owns, whatever `devices` asks for.
+    """
+
+    LEAST_BYTES: ClassVar[int] = 512 << 20
+    """With less memory its arrays would lie in caches."""
+
+    kind: Literal["hardware"]
+    isolation: Literal["auto", "device", "host"] = Field(
+        "host", description="host = nobody else runs on the machine meanwhile, and all of its devices are measured"
+    )
+    probes: list[Annotated[Probe, Field(strict=False)]] = Field(
+        default_factory=lambda: list(Probe), min_length=1, max_length=len(Probe), description="What to measure."
+    )
+    budget_s: float = Field(75, gt=0, le=3600, description="Seconds that all probes together should take.")
+
+    @model_validator(mode="after")
+    def _each_probe_once(self) -> Self:
+        if len(set(self.probes)) != len(self.probes):
+            raise ValueError("probes: each may be named once")
+        return self
+
+
 # The closed set of kinds: a class in both.
-KINDS: dict[str, type[JitSpec] | type[TrainSpec]] = {"jit": JitSpec, "train": TrainSpec}
-Spec = Annotated[JitSpec | TrainSpec, Field(discriminator="kind")]
+KINDS: dict[str, type[JitSpec] | type[TrainSpec] | type[HardwareSpec]] = {
+    "jit": JitSpec,
+    "train": TrainSpec,
+    "hardware": HardwareSpec,
+}
+Spec = Annotated[JitSpec | TrainSpec | HardwareSpec, Field(discriminator="kind")]
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "jit": {
@@ -119,6 +165,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "batch_size": 64,
         "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
     },
+    "hardware": {"kind": "hardware", "name": "what this machine gives"},
 }
 
 

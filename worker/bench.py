@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torchstone.ceilings import Ceilings
+
 Event = dict[str, Any]
 
 
@@ -49,6 +51,9 @@ class Assignment:
     memory_limit_bytes: int
     data_folders: tuple[str, ...] = ()
     """Where data sets that were fetched may lie."""
+    service_url: str | None = None
+    ceilings: dict[str, Any] | None = None
+    """What this host can reach, as `torchstone.store.ceilings` found it."""
 
 
 @dataclass
@@ -63,6 +68,12 @@ class Bench:
     """Scratch folder of this attempt: removed afterwards; what was `keep`t is stored first."""
     send: Callable[[Event], None] = _drop
     data_folders: tuple[str, ...] = ()
+    memory_limit_bytes: int | None = None
+    """What the job may take in all; None where nobody limits it."""
+    service_url: str | None = None
+    """Where the HTTP service should answer."""
+    ceilings: Ceilings = field(default_factory=lambda: Ceilings(None))
+    """What this host can reach, by its newest `hardware` report."""
     kept: list[dict[str, str]] = field(default_factory=list)
     _last_progress_s: float = 0.0
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import orjson
 
+from torchstone.ceilings import Ceilings
 from torchstone.errors import JobError, OutOfMemory, WorkloadError
 from torchstone.results import Result
 from torchstone.specs import parse_spec
@@ -66,6 +67,9 @@ def main(
         folder=Path(assignment.folder),
         send=lambda event: events.send_bytes(orjson.dumps(event)),
         data_folders=assignment.data_folders,
+        memory_limit_bytes=assignment.memory_limit_bytes,
+        service_url=assignment.service_url,
+        ceilings=Ceilings(assignment.ceilings),
     )
     message: dict[str, Any]
     try:

@@ -33,6 +33,7 @@ for _module in (
     "worker.child",
     "worker.workloads.jit",
     "worker.workloads.train",
+    "worker.workloads.hardware",
     "torch.distributed",
     "safetensors.torch",
 ):

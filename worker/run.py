@@ -29,7 +29,7 @@ from torchstone.errors import ArtifactFailed
 from torchstone.jobs import State
 from torchstone.results import dumps
 from torchstone.settings import Settings
-from torchstone.store import Store, events, is_transient, leases, logs
+from torchstone.store import Store, events, is_transient, leases, logs, reports
 from torchstone.store.artifacts import Blobs
 from torchstone.store.hosts import Host
 from worker.bench import Assignment, LeasedDevice
@@ -151,7 +151,14 @@ class JobRun:
             self._give_back("the worker is shutting down", spent=False)
 
     def _assignment(self) -> Assignment:
-        leased = [self.station.devices[name] for name in self.claim.devices]
+        kind = orjson.loads(self.claim.spec)["kind"]
+        # A report on the machine is of all that the worker owns there, when nobody else is on it.
+        names = self.station.devices if kind == "hardware" and self.claim.exclusive else self.claim.devices
+        leased = [self.station.devices[name] for name in names]
+        ceilings = None
+        if kind != "hardware":
+            with self.station.store.read() as conn:
+                ceilings = reports.ceilings(conn, self.station.host.name)
         return Assignment(
             job_id=self.claim.holder.job_id,
             attempt=self.claim.holder.attempt,
@@ -161,6 +168,8 @@ class JobRun:
             folder=str(self.folder),
             memory_limit_bytes=self.station.host.memory_bytes,
             data_folders=(str(self.station.settings.datasets),),
+            service_url=self.station.settings.public_url,
+            ceilings=ceilings,
         )
 
     def _record(self, outcome: Outcome) -> None:

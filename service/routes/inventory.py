@@ -2,6 +2,7 @@
 
 curl localhost:8000/v1/kinds
 curl localhost:8000/v1/devices
+curl localhost:8000/v1/hosts/NAME/ceilings
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from service.openapi import shaped
 from service.queries import Query
 from service.routes import get
 from service.runtime import of
+from torchstone.errors import NotFound
 from torchstone.specs import EXAMPLES, KINDS
-from torchstone.store import hosts
+from torchstone.store import hosts, reports
 
 router = APIRouter(prefix="/v1", tags=["inventory"])
 
@@ -48,3 +50,20 @@ async def devices(request: Request) -> Response:
     runtime = of(request)
     items = await runtime.database.read(hosts.inventory, runtime.settings.lease_s)
     return responses.json(documents.encode({"items": items, "next_cursor": None}))
+
+
+@get(
+    router,
+    "/hosts/{name}/ceilings",
+    summary="What a host can reach, by its newest hardware report",
+    responses={200: shaped("HostCeilings")},
+)
+async def ceilings(name: str, request: Request) -> Response:
+    Query(request)
+    runtime = of(request)
+    found = await runtime.database.read(reports.ceilings, name)
+    if found is None:
+        known = await runtime.database.read(hosts.find, name)
+        why = "has no hardware report that is fit for it" if known else "is not a host that ever registered"
+        raise NotFound(f'{name!r} {why}; {{"kind": "hardware"}} makes one on a host that is up')
+    return responses.json(documents.encode(found))

@@ -9,9 +9,10 @@ from typing import Any
 
 from sqlalchemy import text
 
-from service.shapes import HostList, Kind, Problem
+from service.shapes import HostCeilings, HostList, Kind, Problem
 from tests.service.conftest import SPEC, Service
 from tests.torchstone.store_samples import claim, up
+from torchstone.results import Figure, Result
 from torchstone.specs import KINDS, parse_spec
 
 
@@ -36,6 +37,22 @@ def test_devices_say_who_holds_them(service: Service) -> None:
         ("cpu:0", job_id),
         ("cpu:1", None),
     ]
+
+
+def test_a_hosts_ceilings_are_those_of_its_newest_report(service: Service) -> None:
+    answer = service.http.get("/v1/hosts/bench/ceilings")
+    assert answer.status_code == 404 and "not a host" in answer.json()["detail"]
+    job_id = service.post({"kind": "hardware"}).json()["id"]
+    claimed = claim(service.store, up(service.store, "bench", cpu=2))
+    assert "no hardware report" in service.http.get("/v1/hosts/bench/ceilings").json()["detail"]
+    rate = Figure(name="stream_triad", of="memory", at={"cores": 2}, value=1e10, unit="B/s", bytes=30, seconds=3e-9)
+    service.finish(claimed, result=Result(figures=[rate]).to_json())
+    answer = service.http.get("/v1/hosts/bench/ceilings")
+    assert answer.status_code == 200, answer.text
+    found = HostCeilings.model_validate(answer.json())
+    assert (found.job, found.grade, found.host) == (job_id, "valid", "bench")
+    [ceiling] = found.ceilings
+    assert (ceiling.value, ceiling.job, (ceiling.model_extra or {})["bytes"]) == (1e10, job_id, 30)
 
 
 def test_health(service: Service) -> None:

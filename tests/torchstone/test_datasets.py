@@ -62,7 +62,10 @@ def test_files_that_are_not_compressed_will_do(source: Path, tmp_path: Path) -> 
     [
         (b"not gzip at all", "is broken"),
         (gzip.compress(b"the payload of train-images", mtime=0)[:-12], "is broken"),
-        (gzip.compress(b"another payload", mtime=0), "does not hold fashion_mnist's train-images: the SHA-256 of its 15 bytes"),
+        (
+            gzip.compress(b"another payload", mtime=0),
+            "does not hold fashion_mnist's train-images: the SHA-256 of its 15 bytes",
+        ),
         (None, "is missing"),
     ],
     ids=["not gzip", "cut short", "another file", "none"],

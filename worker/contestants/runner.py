@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from torchstone.errors import InvalidModel
 from worker.contestants import inductor
 from worker.contestants.probes import probes as probe_inputs
 from worker.contestants.ways import Inputs, Runnable, Setting, Way
-from worker.measure import cuda
+from worker.measure import cuda, roofline
 from worker.measure.contestant import explain
 from worker.measure.stopwatch import Stopwatch, nothing_to_wait_for
 
@@ -166,6 +166,7 @@ class Reference:
         for key, file in eager.items():
             with _naming_the_layer(model):
                 write_output(model, self.setting.inputs(int(key)), self.setting, Path(file))
+        facts["work"] = {key: asdict(self._work(model, int(key))) for key in eager}
         inputs = probe_inputs(self.setting, other_shapes=True)
         write_probes(model, self.setting, inputs, probes)
         facts["probes"] = [name for name, file in probes.items() if Path(file).exists()]
@@ -176,6 +177,13 @@ class Reference:
             write_output(model, _doubled(self.setting.inputs(int(key))), exact, Path(truth[key]))
         write_probes(model, exact, {name: _doubled(x) for name, x in inputs.items()}, truth)
         return facts
+
+    def _work(self, model: nn.Module, batch_size: int) -> roofline.Work:
+        """What one timed call takes."""
+        x = self.setting.inputs(batch_size)
+        if self.setting.grad:
+            return roofline.training(model, x, roofline.sum_of_outputs)
+        return roofline.inference(model, x)
 
     def _write_for_loaders(self, model: nn.Module, loaded: dict[str, str]) -> None:
         """In eval mode; `model` is in float64 afterwards."""

@@ -1,11 +1,15 @@
 """The probe `cache`: latency and read bandwidth of one core by working-set size, with sysfs's cache sizes marked on it.
 
 Latency: dependent loads over a random cycle (see `worker.hardware.memory`), on huge pages where the kernel gives them,
-so that the steps are those of caches and not of the TLB. Bandwidth: words added up, over and over. Half the size of a
-cache stands for that cache in the figures; memory is a working set of four times the last one.
+so that the steps are those of caches and not of the TLB. Bandwidth: words added up, over and over.
+
+In the figures a working set stands for each level: half of the first cache, for the others the geometric mean of the
+size and that of the level below (others may hold part of a shared cache), for memory four times the last cache.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +49,12 @@ def run(bench: ProbeBench) -> ProbeReport:
 
 
 def level_sizes(found: list[Cache], largest: int) -> dict[str, int]:
-    """The working set in bytes that stands for each level: half of it, and `largest` for memory."""
-    return {f"L{cache.level}": _lines(cache.bytes // 2) for cache in found} | {"memory": largest}
+    """The working set in bytes that stands for each level: see the module; `largest` is that for memory."""
+    sizes, below = {}, 0
+    for cache in found:
+        sizes[f"L{cache.level}"] = _lines(math.isqrt(below * cache.bytes) if below else cache.bytes // 2)
+        below = cache.bytes
+    return {**sizes, "memory": largest}
 
 
 def ladder_sizes(found: list[Cache], largest: int, more: list[int]) -> list[int]:

@@ -69,6 +69,14 @@ double chase(const uint64_t *next, uint64_t *at, uint64_t steps) {
     return now_s() - begun;
 }
 
+/* Where so many such loads from 0 end; *sum is that of all places on the way. */
+uint64_t walk(const uint64_t *next, uint64_t steps, uint64_t *sum) {
+    uint64_t i = 0, total = 0;
+    for (; steps > 0; steps--) { total += i; i = next[i]; }
+    *sum = total;
+    return i;
+}
+
 /* Seconds to add up `n` words (a multiple of 32) `repeats` times; *sum is their sum, each time. */
 static uint64_t total(const uint64_t *p, size_t n) {
     uint64_t lanes[32] = {0}, sum = 0;

@@ -1,4 +1,4 @@
-"""The probe `memory`: STREAM, bursts against single reads, latency by a pointer chase, NUMA, a GPU's own memory.
+"""The probe `memory`: STREAM, bursts against single reads, latency by a pointer chase, NUMA.
 
 STREAM (McCalpin, "Memory Bandwidth and Machine Balance", 1995): its four kernels on doubles, its byte counts (read plus
 written; what a cache reads in order to write is not counted), its rule that each array is at least four times the last
@@ -38,7 +38,7 @@ FEWEST_PASSES, MOST_PASSES = 10, 150  # each pass multiplies the numbers by 15: 
 BURSTS_BYTES = (64, 256, 1024, 4096, 16384, 65536)
 _READ_BYTES = 64 << 20
 _ARRAY_BYTES = 64 << 20
-_SHARES = {"stream": 0.55, "access": 0.25, "latency": 0.1, "gpu": 0.1}
+_SHARES = {"stream": 0.6, "access": 0.25, "latency": 0.15}
 
 
 def run(bench: ProbeBench) -> ProbeReport:
@@ -64,7 +64,6 @@ def run(bench: ProbeBench) -> ProbeReport:
         report.facts["kernels"] = kernels.reason
         for part in ("access", "latency", "numa"):
             report.skip(part, kernels.reason)
-    _gpus(bench, report)
     return report
 
 
@@ -261,18 +260,18 @@ def _latency(bench: ProbeBench, report: ProbeReport, kernels: Kernels) -> None:
 
 
 def chase(kernels: Kernels, cycle: NDArray[np.uint64], budget_s: float) -> tuple[Repeats, int, bool]:
-    """Seconds of repeats of so many steps each, and whether a whole round led back to where it began.
+    """Seconds of repeats of so many steps each, and whether a whole round passed every line and led back.
 
     The first round is the warm-up and the proof; where a round is long, a repeat is part of one.
     """
-    lines = cycle.size // (LINE_BYTES // 8)
-    round_steps = max(8, lines // 8 * 8)
-    took_s, place = kernels.chase(cycle, 0, round_steps)
-    for _ in range(lines - round_steps):
-        place = int(cycle[place])
-    closed = place == 0
+    words_per_line = LINE_BYTES // 8
+    lines = cycle.size // words_per_line
+    end, total = kernels.walk(cycle, lines)
+    closed = end == 0 and total == words_per_line * (lines * (lines - 1) // 2)
+    trial = min(max(8, lines // 8 * 8), 1 << 15)
+    took_s, place = kernels.chase(cycle, 0, trial)
     repeats = 12
-    steps = max(8, int(budget_s / repeats / max(took_s / round_steps, 1e-10)) // 8 * 8)
+    steps = max(8, int(budget_s / repeats / max(took_s / trial, 1e-10)) // 8 * 8)
     seconds = []
     for _ in range(repeats):
         repeat_s, place = kernels.chase(cycle, place, steps)
@@ -316,39 +315,3 @@ def _numa(bench: ProbeBench, report: ProbeReport, kernels: Kernels) -> None:
             report.rate(
                 "numa_read", read, bytes=words.nbytes, method=method, at=pair.at, working_set_bytes=words.nbytes
             )
-
-
-# -- a GPU's own memory -----------------------------------------------------------------------------------------
-
-
-def _gpus(bench: ProbeBench, report: ProbeReport) -> None:
-    """Copy within each GPU's memory, read plus written. Not yet run on a GPU."""
-    if not bench.gpus:
-        report.skip("gpu", "this job holds no GPU")
-        return
-    import torch
-
-    for index, device in enumerate(bench.gpus):
-        bench.progress(f"memory of {device.name}")
-        torch.cuda.set_device(index)
-        free_bytes, _ = torch.cuda.mem_get_info()
-        cache_bytes = torch.cuda.get_device_properties(index).L2_cache_size
-        count = min(max(8 * cache_bytes, 1 << 30), free_bytes // 4)
-        source = torch.arange(count // 8, dtype=torch.int64, device="cuda")
-        target = torch.zeros_like(source)
-        took = bench.repeat(
-            partial(target.copy_, source),
-            budget_s=bench.budget_s * _SHARES["gpu"] / len(bench.gpus),
-            synchronize=torch.cuda.synchronize,
-            at_most=200,
-        )
-        at = {"device": device.name}
-        report.rate(
-            "device_copy",
-            took,
-            bytes=2 * source.nbytes,
-            method="torch copy_ within the device",
-            at=at,
-            working_set_bytes=2 * source.nbytes,
-        )
-        report.check("device_copy", bool(torch.equal(source, target)), "what was copied", at=at, bitwise=True)

@@ -75,6 +75,11 @@ class Kernels:
         seconds = self.library.chase(_at(following), ctypes.byref(at), ctypes.c_uint64(steps))
         return float(seconds), at.value
 
+    def walk(self, following: Words, steps: int) -> tuple[int, int]:
+        """Where so many loads from 0 end, and the sum of all places on the way modulo 2^64."""
+        total = ctypes.c_uint64()
+        return self.library.walk(_at(following), ctypes.c_uint64(steps), ctypes.byref(total)), total.value
+
     def read_all(self, words: Words, repeats: int) -> tuple[float, int]:
         """Seconds to read all `words`, `repeats` times, and their sum modulo 2^64."""
         assert words.size % 32 == 0
@@ -134,6 +139,7 @@ def load(flags: Sequence[str] = FASTEST, scratch: Path | None = None) -> Kernels
         return Missing(f"{compiler} could not compile the kernels: {' '.join(str(told).split())[:500]}")
     for name in ("chase", "read_all", "read_backwards", "read_bursts", "horner", "fma_chain", "branches", "mutexes"):
         getattr(library, name).restype = ctypes.c_double
+    library.walk.restype = ctypes.c_uint64
     for name in ("fill", "stream"):
         getattr(library, name).restype = None
     return Kernels(library, f"C, {version}, {' '.join(flags)}")

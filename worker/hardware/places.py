@@ -117,8 +117,8 @@ def random_cycle(size_bytes: int, seed: int, huge_pages: bool = False) -> NDArra
     """
     lines, words_per_line = size_bytes // LINE_BYTES, LINE_BYTES // 8
     words: NDArray[np.uint64] = memory(lines * words_per_line, np.uint64, huge_pages)
-    order = np.random.default_rng(seed).permutation(lines - 1) + 1
-    order = np.concatenate([[0], order]).astype(np.uint64) * np.uint64(words_per_line)
+    others = np.random.default_rng(seed).permutation(lines - 1) + 1
+    order = np.concatenate([[0], others]).astype(np.uint64) * np.uint64(words_per_line)
     words[order] = np.roll(order, -1)
     return words
 

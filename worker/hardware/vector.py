@@ -6,7 +6,6 @@
   would end in SIGILL; torch reads the setting once, so that each has a process of its own.
 - `add_10000`: the chapter's sum of two vectors by loops over a tensor's and a list's elements, and by one operation.
 - `fma_latency`, `branch_miss`, `mutex`: what the chapter's table of latencies has of a core.
-- `launch`: how long a GPU's kernel takes from the call to its end, and how fast calls return. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -50,7 +49,6 @@ OPERATIONS: dict[str, int] = {"add": 3, "mul": 3, "exp": 2, "sigmoid": 2}
 LOOP = 10_000
 _POINTS = 1024
 _FLOP_PER_POINT = 32
-_LAUNCHES = 100
 
 
 def run(bench: ProbeBench) -> ProbeReport:
@@ -66,7 +64,6 @@ def run(bench: ProbeBench) -> ProbeReport:
         bench.progress("a Python loop")
         torch.set_num_threads(1)
         _loop(bench, report, bench.budget_s * 0.2)
-    _launch(bench, report)
     return report
 
 
@@ -237,24 +234,3 @@ def _loop(bench: ProbeBench, report: ProbeReport, budget_s: float) -> None:
         c.zero_()
     for way in [way for way in ways if way.startswith("loop")]:
         ratio(report, "vectorised_over_loop", seconds[way] / seconds["one operation"], {"against": way})
-
-
-def _launch(bench: ProbeBench, report: ProbeReport) -> None:
-    if not bench.gpus:
-        report.skip("launch", "this job holds no GPU")
-        return
-    for index, device in enumerate(bench.gpus):
-        torch.cuda.set_device(index)
-        x = torch.zeros(1, device="cuda")
-        at = {"device": device.name}
-        single = partial(x.add_, 1)
-        took = bench.repeat(single, budget_s=0.3, warm_up=20, synchronize=torch.cuda.synchronize)
-        report.latency("launch", took, count=1, method="one torch operation on one number, and its end", at=at)
-        took = bench.repeat(partial(_many, single), budget_s=0.3, synchronize=torch.cuda.synchronize)
-        method = f"{_LAUNCHES} of them, one after another"
-        report.latency("launch_pipelined", took, count=_LAUNCHES, method=method, at=at)
-
-
-def _many(call: Callable[[], object]) -> None:
-    for _ in range(_LAUNCHES):
-        call()

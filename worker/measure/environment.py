@@ -119,8 +119,8 @@ class Load:
     swaps: int
 
     @classmethod
-    def now(cls, cores: tuple[int, ...], pids: tuple[int, ...] = ()) -> Load:
-        """Read it now; `pids` are the contestants, whose time is ours."""
+    def now(cls, cores: tuple[int, ...], pids: tuple[int, ...] = (), children: bool = False) -> Load:
+        """Read it now; `pids` are the contestants, whose time is ours, and `children` those that have ended."""
         wanted = {f"cpu{core}" for core in cores}
         busy, steal = 0, 0
         for line in Path("/proc/stat").read_text().splitlines():
@@ -130,6 +130,9 @@ class Load:
                 busy, steal = busy + user + nice + system + irq + softirq, steal + stolen
         own = resource.getrusage(resource.RUSAGE_SELF)
         ours_s = own.ru_utime + own.ru_stime + sum(_cpu_time_s(pid) for pid in pids)
+        if children:
+            ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+            ours_s += ended.ru_utime + ended.ru_stime
         throttles = sum(
             _int(_read(Path(f"/sys/devices/system/cpu/cpu{c}/thermal_throttle/core_throttle_count"))) or 0
             for c in cores

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from worker.measure import roofline
 from worker.parallel import forms
 from worker.parallel.equality import PER_STEP, Found, gradients_apart
 from worker.parallel.feed import Feed
@@ -46,10 +47,11 @@ class Reference:
         self.feed = Feed(setting, 0)
         self.course = Course(setting)
 
-    def facts(self, devices: int) -> dict[str, Any]:
-        """What the model has that decides which reference a strategy must equal."""
+    def facts(self, devices: int, batch_sizes: list[int]) -> dict[str, Any]:
+        """What the model has that decides which reference a strategy must equal; the work of a step by batch size."""
         module = forms.plain(self.setting)
         return {
+            "work": {str(size): asdict(self._work(module, size)) for size in batch_sizes},
             "has_batch_norm": has_batch_norm(module),
             "has_dropout": has_dropout(module),
             "layers": len(module) if isinstance(module, nn.Sequential) else 1,
@@ -57,6 +59,14 @@ class Reference:
             "parameters": sum(p.numel() for p in module.parameters()),
             "state_bytes": sum(value.nbytes for value in module.state_dict().values()),
         }
+
+    def _work(self, module: nn.Module, batch_size: int) -> roofline.Work:
+        """Forward, loss and backward on so many samples of the data's shape."""
+        sample = self.feed.x[:1]
+        x = torch.empty((batch_size, *sample.shape[1:]), dtype=sample.dtype, device="meta")
+        targets = torch.zeros(batch_size, dtype=torch.int64, device="meta")
+        with forms.precision(self.setting):
+            return roofline.training(module, (x,), lambda output: nn.functional.cross_entropy(output.float(), targets))
 
     def write_data(self, file: str) -> None:
         """Write the whole data set, as the model takes it."""

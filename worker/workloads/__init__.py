@@ -12,7 +12,11 @@ from typing import Any
 from torchstone.results import Result
 from worker.bench import Bench
 
-MODULES = {"jit": "worker.workloads.jit", "train": "worker.workloads.train"}
+MODULES = {
+    "jit": "worker.workloads.jit",
+    "train": "worker.workloads.train",
+    "hardware": "worker.workloads.hardware",
+}
 
 
 def workload(kind: str) -> Callable[[Any, Bench], Result]:

@@ -35,12 +35,14 @@ from worker.contestants.reproduce import reproduction
 from worker.contestants.runner import Reference, Runner
 from worker.contestants.table import WAYS
 from worker.contestants.ways import Setting, Way
+from worker.measure import roofline
 from worker.measure.archive import write_archive
 from worker.measure.contestant import Contestant, ContestantFailed
 from worker.measure.environment import Load, frequency_mhz, host_facts
 from worker.measure.heat import SET_ASIDE, Heat, choose, may_repeat
 from worker.measure.quality import grade, load_codes, mode_codes
 from worker.measure.race import Plan, race
+from worker.measure.roofline import Work
 from worker.measure.rows import judge, twin_of
 from worker.measure.statistics import RESAMPLES
 
@@ -147,6 +149,7 @@ class Experiment:
         found = field.answer("reference")
         field.end("reference")
         self.probes: list[str] = found["probes"]
+        self.work = {key: Work.told(told) for key, told in found["work"].items()}
         for name, unit in (("parameters", "1"), ("parameter_bytes", "B")):
             self.result.figures.append(Figure(name=name, of="model", value=found[name], unit=unit))
 
@@ -335,7 +338,9 @@ class Experiment:
             found = judge(record, plan, point.at, point.key, wrong, self.build)
             self.result.timings += found.timings
             self.result.comparisons += found.comparisons
-            self.result.figures += found.figures + [_throughput(t, point) for t in found.timings if t.name == "latency"]
+            timed = [row for row in found.timings if row.name == "latency"]
+            self.result.figures += found.figures + [_throughput(row, point) for row in timed]
+            self.result.figures += [self._roofline(row, point) for row in timed]
             floors += [found.noise_floor] if found.noise_floor is not None else []
         for name, told in self.build.items():
             for what, unit in (("artifact_bytes", "B"), ("save_s", "s"), ("load_s", "s")):
@@ -346,6 +351,18 @@ class Experiment:
         other = {f"{key}/{SET_ASIDE}": made for key, made in (self.set_aside.races if self.set_aside else {}).items()}
         write_archive(self.bench.file("samples.npz"), heat.races | other, {"resamples": RESAMPLES, "unit": "s"})
         self.bench.keep(self.bench.file("samples.npz"), BINARY)
+
+    def _roofline(self, timing: Timing, point: Point) -> Figure:
+        return roofline.point(
+            timing.of,
+            point.at,
+            self.work[str(point.batch_size)],
+            timing.median,
+            self.bench.ceilings,
+            dtype=self.spec.dtype,
+            device_type=self.setting.device.type,
+            cores=self.setting.threads,
+        )
 
     def _progress_of(self, index: int) -> Callable[[int, int | None, float], None]:
         points, start_s = len(self.points), time.perf_counter()

@@ -29,8 +29,10 @@ from torchstone.results import Code, Figure, Result, Skipped
 from torchstone.training import TrainSpec
 from worker.bench import Bench
 from worker.contestants.passport import CleanLoader
+from worker.measure import roofline
 from worker.measure.environment import Load, frequency_mhz, host_facts
 from worker.measure.quality import grade, load_codes
+from worker.measure.roofline import Work
 from worker.parallel.export import Exporter, right_answers, scoring_program
 from worker.parallel.loop import ONE_PROCESS, Trainer
 from worker.parallel.proof import Proof, numbers, replicas_row
@@ -104,7 +106,9 @@ class Experiment:
         first = self.runs[0].setting
         self.reference = self._gang("reference", first, lambda rank, life: Reference(first), one=True)
         try:
-            (self.facts,) = self.reference.ask("facts", {"devices": len(self.bench.devices)})
+            sizes = sorted({run.setting.batch_size for run in self.runs})
+            asked = {"devices": len(self.bench.devices), "batch_sizes": sizes}
+            (self.facts,) = self.reference.ask("facts", asked)
         except GangFailed as failure:
             raise _as_job_error(failure) from None
         self.proof = Proof(self.spec, self.bench.folder, self.reference, self.facts)
@@ -278,8 +282,23 @@ class Experiment:
             if self.spec.compile and not run.setting.is_compiled:
                 self.codes.append(Code(code="not_compiled", severity="info", evidence={"of": run.name}))
         report(self.result, self.runs, self.bench.file("samples.npz"))
+        self.result.figures += [self._roofline(run) for run in self.runs if run.epochs]
         self.result.quality = grade(self.codes)
         self.bench.keep(self.bench.file("samples.npz"), BINARY)
+
+    def _roofline(self, run: Run) -> Figure:
+        devices, steps = run.setting.devices, run.step_s
+        return roofline.point(
+            run.name,
+            run.at,
+            Work.told(self.facts["work"][str(run.setting.batch_size)]),
+            float(np.median(steps)) if len(steps) else None,
+            self.bench.ceilings,
+            dtype=self.spec.dtype,
+            device_type=devices[0].type,
+            cores=sum(self.spec.threads or len(device.cores) for device in devices),
+            devices=len(devices),
+        )
 
     def _fail(self, run: Run, failure: GangFailed) -> None:
         if failure.kind in ("invalid_model", "data_missing"):
