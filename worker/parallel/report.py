@@ -31,16 +31,28 @@ class Epoch:
     """One epoch of a strategy, all ranks together."""
 
     number: int
-    seconds: float
-    samples: int
-    steps: int
-    losses: list[list[tuple[float, int]]]
+    seconds: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    losses: list[list[tuple[float, int]]] = field(default_factory=list)
     """Per step, per device: the sum of the losses and the samples of its share."""
-    marks: Numbers
+    marks: Numbers = field(default_factory=lambda: np.zeros((0, 1, 6)))
     right: int = 0
     eval_samples: int = 0
     eval_s: float = 0.0
     learning_rate: float = 0.0
+
+    def add(self, told: list[dict[str, Any]]) -> None:
+        """Take in what the ranks told of some of its steps (`Trainer.train_epoch`)."""
+        steps = min(answer["steps"] for answer in told)
+        self.seconds += max(answer["seconds"] for answer in told)
+        self.samples += told[0]["samples"]
+        self.losses += [numbers([s for answer in told for s in answer["shares"][step]]) for step in range(steps)]
+        marks = np.concatenate([np.array(m).reshape(1, -1, 6) for answer in told for m in answer["marks"]])
+        marks = marks.swapaxes(0, 1)
+        self.marks = np.concatenate([self.marks, marks]) if self.steps else marks
+        self.learning_rate = told[0]["learning_rate"]
+        self.steps += steps
 
 
 @dataclass
@@ -56,9 +68,13 @@ class Run:
     bytes_per_step: int | None = None
     peak_bytes: list[int] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
+    under_way: Epoch | None = None
+    """The epoch after those, some steps of which are done."""
     diverged: bool = False
     is_over: bool = False
     reached_s: float | None = None
+    weights: Path | None = None
+    """The trained weights, once it is over."""
     exported_accuracy: float | None = None
 
     @property
@@ -73,6 +89,11 @@ class Run:
     @property
     def course(self) -> Course:
         return Course(self.setting)
+
+    @property
+    def steps(self) -> int:
+        """Taken so far."""
+        return sum(epoch.steps for epoch in self.epochs) + (self.under_way.steps if self.under_way else 0)
 
     @property
     def epoch_s(self) -> Numbers:
@@ -100,6 +121,11 @@ class Run:
         """The loss of one step as the spec reduces it."""
         total, samples = sum(loss for loss, _ in row), sum(n for _, n in row)
         return total / samples if self.setting.spec.loss_reduction == "mean" else total
+
+
+def numbers(row: list[Any]) -> list[tuple[float, int]]:
+    """Shares as the ranks told them: what crossed the pipe as null was no number."""
+    return [(math.nan if loss is None else loss, samples) for loss, samples in row]
 
 
 def report(result: Result, runs: list[Run], samples_file: Path) -> None:
