@@ -113,7 +113,7 @@ def verdict(of: str, against: str, seconds: dict[str, Any], wanted: float, share
 def in_a_process_that_may_fork(measure: Callable[[Any], None], options: Any) -> None:
     """Run `measure(options)` in a process like a job's: torch imported, and no tensor operation run."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["worker.preload"])
+    context.set_forkserver_preload(["worker.preload_compiler"])
     process = context.Process(target=measure, args=(options,))
     process.start()
     process.join()
