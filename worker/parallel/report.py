@@ -104,8 +104,23 @@ class Run:
     @property
     def step_s(self) -> Numbers:
         """Seconds of each step on a full batch (of any, where none was full), from its begin to its end."""
+        return self._step_s(self.epochs)
+
+    @property
+    def noise_floor(self) -> float | None:
+        """How far two halves of the same are apart: the median step of every other epoch against that of the rest.
+
+        The rounds of the job take turns, so what disturbs the machine for a while disturbs both halves as it disturbs
+        two strategies. None where there is one epoch only.
+        """
+        if len(self.epochs) < 2:
+            return None
+        even, odd = (float(np.median(self._step_s(self.epochs[half::2]))) for half in (0, 1))
+        return abs(odd / even - 1)
+
+    def _step_s(self, epochs: list[Epoch]) -> Numbers:
         every, full = [], []
-        for epoch in self.epochs:
+        for epoch in epochs:
             seconds = (epoch.marks[:, :, clock.END].max(1) - epoch.marks[:, :, clock.BEGIN].min(1)).tolist()
             every += seconds
             sizes = [sum(samples for _, samples in row) for row in epoch.losses]
@@ -131,6 +146,7 @@ def numbers(row: list[Any]) -> list[tuple[float, int]]:
 def report(result: Result, runs: list[Run], samples_file: Path) -> None:
     """Put everything into `result`, and the raw samples into `samples_file`."""
     single = next((run for run in runs if run.name == "single" and run.epochs), None)
+    result.noise_floor = single.noise_floor if single is not None else None
     arrays: dict[str, Any] = {}
     for run in runs:
         key = run.setting.key
@@ -268,6 +284,7 @@ def _split(result: Result, run: Run) -> None:
 def _against_single(result: Result, run: Run, single: Run) -> None:
     reason = None if run.is_equal else "it was not proven to compute the same as one device"
     weak = run.at.get("scaling") == "weak"
+    delta = max(_SMALLEST_DELTA, result.noise_floor or 0.0)
     for name, ours, theirs in (("epoch", run.epoch_s, single.epoch_s), ("step", run.step_s, single.step_s)):
         rounds = min(len(ours), len(theirs))
         if rounds == 0 or (weak and name == "epoch"):
@@ -282,8 +299,8 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
                 speedup=None if reason else ratio.ratio,
                 ci95=None if reason else statistics.finite(ratio.interval),
                 p10_speedup=None if reason else ratio.p10_ratio,
-                noise_floor=None,
-                verdict="withheld" if reason else statistics.verdict(ratio.interval, _SMALLEST_DELTA),
+                noise_floor=result.noise_floor,
+                verdict="withheld" if reason else statistics.verdict(ratio.interval, delta),
                 reason=reason,
             )
         )
