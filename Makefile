@@ -4,13 +4,14 @@
 #   make demo     a job end to end, on free ports in a scratch folder, everything stopped afterwards
 #   make up       Torchstone on http://127.0.0.1:8000 until Ctrl-C
 #   make test     lint, then every test
+#   make gpu-check  every kind on this machine's GPUs, then the tests that need one; exit code 3 where there is none
 #
 # PYTHON=... names another interpreter than the first fitting one on PATH.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup up demo test lint clean
+.PHONY: help setup up demo test lint gpu-check clean
 
 STAMP := .venv/.installed
 BIN := .venv/bin
@@ -55,6 +56,9 @@ test: setup lint
 	$(BIN)/python -m pytest -n 2 -p tests.no_torch -m 'not slow' tests/torchstone tests/service
 	$(BIN)/python -m pytest -m 'not slow' --ignore tests/torchstone --ignore tests/service
 	$(BIN)/python -m pytest -m slow
+
+gpu-check: setup
+	@$(BIN)/python -m demo.gpu_check
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -1,6 +1,6 @@
 """LeNet on Fashion-MNIST, batch 256: seconds an epoch here against the book's way, in interleaved pairs.
 
-    python bench/train_lenet.py --data DIR [--pairs 7] [--steps 235] [--compile]
+    python -m bench.train_lenet --data DIR [--pairs 7] [--steps 100] [--compile]
 
 The book's way: a DataLoader with 4 workers and per-sample transforms, the plain model, SGD; here: `single` as a job
 runs it, on as many threads. Each lives in a process of its own on the same cores; a pair is so many steps of one, then
@@ -12,16 +12,15 @@ that little.) Told: the median of both scaled to an epoch of 235 steps, and the 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import random
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from bench.training import Ours, in_a_process_that_may_fork, setting_of, spec_of, take_turns, verdict, write_data
 
 STEPS_PER_EPOCH = 235
 
@@ -29,13 +28,13 @@ STEPS_PER_EPOCH = 235
 class Book:
     """The book's loop."""
 
-    def __init__(self, folder: str, workers: int) -> None:
+    def __init__(self, setting: Any, workers: int) -> None:
         import torch
         from torch import nn
 
         from worker.data import load
 
-        data = load(_spec(False), (folder,))
+        data = load(setting.spec, setting.data_folders)
         images = ((data.x * 0.3530 + 0.2860) * 255).round().byte().numpy()[:, 0]
         self.loader = torch.utils.data.DataLoader(
             _Samples(images, data.y.numpy()), batch_size=256, shuffle=True, num_workers=workers
@@ -77,96 +76,41 @@ class _Samples:
         return torch.from_numpy(self.images[index])[None].float().div(255), int(self.labels[index])
 
 
-class Ours:
-    """`single`, as a job trains it."""
-
-    def __init__(self, folder: str, compiled: bool, scratch: str, cores: tuple[int, ...]) -> None:
-        from worker.bench import LeasedDevice
-        from worker.parallel.feed import Feed
-        from worker.parallel.loop import use_cache
-        from worker.parallel.setting import Setting
-        from worker.parallel.single import Single
-
-        device = LeasedDevice("cpu:0", "cpu", cores)
-        setting = Setting(_spec(compiled), "single", (device,), 256, Path(scratch), (folder,), "single")
-        if compiled:
-            use_cache(Path(scratch) / "cache")
-        Feed.write(setting)
-        self.feed = Feed(setting, 0)
-        self.strategy = Single(setting, self.feed)
-        self.strategy.restart()
-        self.epoch, self.batches = 0, iter(self.feed.epoch(1))
-
-    def steps(self, count: int) -> float:
-        """Seconds of so many steps."""
-        begun_s = time.perf_counter()
-        for _ in range(count):
-            batch = next(self.batches, None)
-            if batch is None:
-                self.epoch += 1
-                self.batches = iter(self.feed.epoch(self.epoch))
-                batch = next(self.batches)
-            self.strategy.step(batch, 0.2)
-        return time.perf_counter() - begun_s
-
-
-def _spec(compiled: bool) -> Any:
-    from torchstone.specs import parse_spec
-
-    return parse_spec(
-        {
-            "kind": "train",
-            "model": {"preset": "lenet"},
-            "dataset": {"name": "fashion_mnist"},
-            "optimizer": {"name": "sgd", "lr": 0.2},
-            "compile": compiled,
-        }
-    )
-
-
 def measure(options: argparse.Namespace) -> None:
     """In a process that runs no tensor operation, since it forks the two."""
-    from worker.measure import statistics
     from worker.measure.contestant import Contestant
 
     cores = tuple(sorted(os.sched_getaffinity(0)))
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as folder:
+        spec = spec_of("lenet", {"name": "fashion_mnist"}, compile=options.compile)
+        setting = setting_of(spec, "single", 1, folder, options.data)
+        write_data(setting)
         both = {
-            "book": Contestant.start("book", lambda: Book(options.data, options.workers), cores, len(cores)),
-            "ours": Contestant.start(
-                "ours", lambda: Ours(options.data, options.compile, scratch, cores), cores, len(cores)
-            ),
+            name: Contestant.start(name, make, cores, len(cores))
+            for name, make in (
+                ("book", lambda: Book(setting, options.workers)),
+                ("ours", lambda: Ours(setting)),
+            )
         }
         for one in both.values():
             one.ask("steps", count=3)
-        seconds: dict[str, list[float]] = {name: [] for name in both}
-        for _ in range(options.pairs):
-            for name in random.sample(list(both), 2):
-                seconds[name].append(both[name].ask("steps", count=options.steps) / options.steps)
+        ways = {name: (lambda one=one: one.ask("steps", count=options.steps)) for name, one in both.items()}
+        seconds = take_turns(ways, options.pairs)
         for one in both.values():
             one.close()
-    ours, book = np.array(seconds["ours"]), np.array(seconds["book"])
-    ratio = statistics.compare(ours, book)
     for name, samples in seconds.items():
-        print(f"{name}: {np.median(samples) * STEPS_PER_EPOCH:.1f} s an epoch")
-    low, high = ratio.interval
-    wanted = 2.0 if options.compile else 1.5
-    print(f"ours is {ratio.ratio:.2f} times as fast [{low:.2f}, {high:.2f}], wanted {wanted}: ", end="")
-    print("missed" if high < wanted else "held")
+        print(f"{name}: {np.median(samples) / options.steps * STEPS_PER_EPOCH:.1f} s an epoch")
+    verdict("ours", "book", seconds, 2.0 if options.compile else 1.5)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="", help="a folder that holds Fashion-MNIST")
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=STEPS_PER_EPOCH)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--compile", action="store_true")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["worker.preload"])
-    process = context.Process(target=measure, args=(parser.parse_args(),))
-    process.start()
-    process.join()
+    in_a_process_that_may_fork(measure, parser.parse_args())
 
 
 if __name__ == "__main__":

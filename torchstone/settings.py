@@ -56,6 +56,7 @@ class Settings(BaseSettings):
     max_attempts: int = Field(3, ge=1, description="Attempts before a job whose workers vanish is `worker_lost`.")
     kill_grace_s: float = Field(3.0, ge=0, description="Between SIGTERM and SIGKILL.")
     drain_s: float = Field(10.0, ge=0, description="How long a stopping worker lets its jobs run on.")
+    checkpoint_s: float = Field(60.0, gt=0, description="A training saves itself at least this often, and each epoch.")
     log_limit_bytes: int = Field(4 << 20, ge=1024, description="Most of a job's output that is kept, per attempt.")
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"

@@ -58,6 +58,12 @@ class Assignment:
     """Cores of a machine that this job has to itself, beside those of its devices: nothing is measured on them."""
     preload: str = "worker.preload"
     """The module that has been imported in the forkserver which the process is forked from."""
+    saved: tuple[tuple[str, str], ...] = ()
+    """(name, file) of what an earlier attempt has saved; see `Bench.save`."""
+    saved_fault: str | None = None
+    """Why what was saved cannot be used, where that is so."""
+    checkpoint_s: float = 60.0
+    """How often at least a long experiment should save itself."""
 
 
 @dataclass
@@ -81,6 +87,14 @@ class Bench:
     spare_cores: tuple[int, ...] = ()
     """Free for whatever is not measured; none where others may be at work there."""
     kept: list[dict[str, str]] = field(default_factory=list)
+    saved: dict[str, Path] = field(default_factory=dict)
+    """What an earlier attempt at this job has saved, by name."""
+    saved_fault: str | None = None
+    """Why what an earlier attempt has saved cannot be used: this attempt starts over."""
+    checkpoint_s: float = 60.0
+    """How often at least to `save`, where the experiment can go on from that."""
+    store: Callable[[Event], bool] | None = None
+    """Sends an event and waits until the worker has done what it says; None where nobody stores anything."""
     _last_progress_s: float = 0.0
 
     @classmethod
@@ -108,6 +122,16 @@ class Bench:
     def keep(self, path: Path, media_type: str, name: str | None = None) -> None:
         """Make the finished file at `path` an artifact of the job, under `name` (default: the file's own)."""
         self.kept.append({"path": str(path), "name": name or path.name, "media_type": media_type})
+
+    def save(self, parts: dict[str, Path]) -> bool:
+        """Have these files stored for an attempt that must go on from here, in place of parts of the same names.
+
+        Waits for that, so that it takes no time from what is measured next; False where they could not be stored.
+        """
+        if self.store is None:
+            return False
+        files = [{"name": name, "path": str(path)} for name, path in parts.items()]
+        return self.store({"type": "checkpoint", "parts": files})
 
     def progress(
         self, done: float, total: float | None, unit: str, eta_s: float | None = None, message: str = ""

@@ -4,7 +4,8 @@ It leads a session of its own, holds only its devices and their cores, prints in
 worker through a private pipe (workloads print; results never travel by stdout). Whatever happens to the worker, this
 process and all it started die with it: a thread waits for the worker's end, and the kernel kills on the forkserver's.
 
-Messages to the worker, as JSON: {"type": "progress", ...}, then one of
+Messages to the worker, as JSON: {"type": "progress", ...}; {"type": "checkpoint", "parts": [{"name", "path"}]}, which
+it answers with {"stored": true or false}; then one of
 {"type": "result", "result": text, "files": [...]} or {"type": "error", "code", "message", "files": [...]}, where an
 error may bring "result" (what was measured until then) and "more" (further fields of `job.error`).
 """
@@ -33,11 +34,13 @@ from torchstone.errors import JobError, OutOfMemory, WorkloadError
 from torchstone.results import Result
 from torchstone.specs import parse_spec
 from worker import processes
-from worker.bench import Assignment, Bench
+from worker.bench import Assignment, Bench, Event
 from worker.workloads import workload
 
 _VIRTUAL_HEADROOM_BYTES = 8 << 30
 """Address space is not memory: torch maps libraries and arenas that it never touches."""
+STORE_WITHIN_S = 60.0
+"""How long a job waits until a checkpoint is stored; it is stored later then, and the job goes on meanwhile."""
 
 
 def main(
@@ -71,6 +74,10 @@ def main(
         service_url=assignment.service_url,
         ceilings=Ceilings(assignment.ceilings),
         spare_cores=assignment.spare_cores,
+        saved={name: Path(file) for name, file in assignment.saved},
+        saved_fault=assignment.saved_fault,
+        checkpoint_s=assignment.checkpoint_s,
+        store=_Storing(events),
     )
     message: dict[str, Any]
     try:
@@ -87,6 +94,28 @@ def main(
     sys.stderr.flush()
     events.send_bytes(orjson.dumps(message))
     events.close()
+
+
+class _Storing:
+    """Sends an event that the worker answers, and waits for the answer: a while, then the job goes on without it."""
+
+    def __init__(self, events: Connection) -> None:
+        self._events = events
+        self._unanswered = 0
+
+    def __call__(self, event: Event) -> bool:
+        while self._unanswered and self._events.poll(0):
+            self._take()
+        if self._unanswered:
+            return False  # the worker is still at the last one
+        self._events.send_bytes(orjson.dumps(event))
+        self._unanswered += 1
+        return self._events.poll(STORE_WITHIN_S) and self._take()
+
+    def _take(self) -> bool:
+        self._unanswered -= 1
+        stored: bool = orjson.loads(self._events.recv_bytes())["stored"]
+        return stored
 
 
 def as_job_error(error: BaseException) -> JobError:

@@ -34,6 +34,7 @@ from torchstone.jobs import State
 from torchstone.settings import Settings
 from torchstone.store import Store, hosts, leases
 from torchstone.store.artifacts import Blobs
+from worker.checkpoints import release
 from worker.devices import discover, machine_id, memory_limit_bytes
 from worker.launch import Launcher, end_recorded
 from worker.run import JobRun, Station
@@ -214,6 +215,7 @@ class WorkerHost:
                 self.on_free_change(*self.free())
                 if now_s >= look_at:
                     self.look()
+                    release(self.store, self.blobs)
                     look_at = now_s + self.settings.poll_s * (0.75 + 0.5 * (uuid.uuid4().int % 1000) / 1000)
                 was_away = False
             except SQLAlchemyError as error:

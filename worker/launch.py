@@ -126,7 +126,7 @@ class Launcher:
         raise OSError(f"the forkserver did not start the job's process within {within_s:g} s")
 
     def _start(self, assignment: Assignment) -> JobProcess:
-        events, child_events = Pipe(duplex=False)
+        events, child_events = Pipe()
         output, child_output = Pipe(duplex=False)
         arguments = (self._entry, assignment, child_events, child_output)
         with self._lock:  # `sweep` must not take a leader for a stray before it is known
@@ -199,6 +199,11 @@ class JobProcess:
                 with contextlib.suppress(OSError):
                     os.write(self._wake_write, b"!")
 
+    def reply(self, message: dict[str, Any]) -> None:
+        """Answer the job, from any thread; one that has ended needs no answer."""
+        with contextlib.suppress(OSError):
+            self._events.connection.send_bytes(orjson.dumps(message))
+
     def discard(self) -> None:
         """End it unwatched."""
         processes.end_group(self.pid, grace_s=0)
@@ -210,22 +215,24 @@ class JobProcess:
         *,
         on_output: Callable[[bytes], None],
         on_progress: Callable[[dict[str, Any]], None],
+        on_checkpoint: Callable[[dict[str, Any]], None],
         on_look: Callable[[], None],
         deadline_s: float,
         grace_s: float,
     ) -> Outcome:
         """Pass on what the job says until it has ended, for whatever reason; see Outcome.
 
+        `on_checkpoint` has what it is told answered with `reply`, soon, but not by keeping this waiting.
         `on_look` is called at least every LOOK_S. `deadline_s` is on the monotonic clock.
         """
-        watched = _Watched(_oom_kills())
+        watched = _Watched(_oom_kills(), on_progress, on_checkpoint)
         open_ends = [self._events.connection, self._output]
         try:
             while self._stopped is None and self._process.is_alive():
                 for ready in wait([*open_ends, self._process.sentinel, self._wake_read], timeout=LOOK_S):
                     if ready is self._output and not self._pass_output(on_output):
                         open_ends.remove(self._output)
-                    if ready is self._events.connection and not self._take_messages(watched, on_progress):
+                    if ready is self._events.connection and not self._take_messages(watched):
                         open_ends.remove(self._events.connection)
                 self._limit(watched, deadline_s)
                 on_look()
@@ -236,7 +243,7 @@ class JobProcess:
             orphaned = self._process.exitcode == _SERVER_DIED and self._is_server_gone()
             self._launcher.forget(self.pid)
             self._launcher.sweep()
-            self._drain(watched, on_output, on_progress)
+            self._drain(watched, on_output)
             return Outcome(
                 message=watched.message,
                 stopped=self._stopped,
@@ -271,13 +278,15 @@ class JobProcess:
             on_output(data)
         return bool(data)
 
-    def _take_messages(self, watched: _Watched, on_progress: Callable[[dict[str, Any]], None]) -> bool:
+    def _take_messages(self, watched: _Watched) -> bool:
         """What it has to say; False at the end of that."""
         for message in self._events.read():
             if message is None:
                 return False
             if message.get("type") == "progress":
-                on_progress(message["progress"])
+                watched.on_progress(message["progress"])
+            elif message.get("type") == "checkpoint":
+                watched.on_checkpoint(message)
             else:
                 watched.message = message
                 watched.answered_s = time.monotonic()
@@ -292,16 +301,11 @@ class JobProcess:
             time.sleep(0.01)
         return True
 
-    def _drain(
-        self,
-        watched: _Watched,
-        on_output: Callable[[bytes], None],
-        on_progress: Callable[[dict[str, Any]], None],
-    ) -> None:
+    def _drain(self, watched: _Watched, on_output: Callable[[bytes], None]) -> None:
         """What was still in the pipes. Nobody should be left to write; a survivor is not listened to for ever."""
         deadline_s = time.monotonic() + _DRAIN_WITHIN_S
         with contextlib.suppress(OSError):
-            while wait([self._events.connection], timeout=0) and self._take_messages(watched, on_progress):
+            while wait([self._events.connection], timeout=0) and self._take_messages(watched):
                 if time.monotonic() > deadline_s:
                     break
         with contextlib.suppress(OSError):
@@ -325,6 +329,8 @@ class _Watched:
     """What `watch` has gathered so far."""
 
     oom_kills: int
+    on_progress: Callable[[dict[str, Any]], None]
+    on_checkpoint: Callable[[dict[str, Any]], None]
     message: dict[str, Any] | None = None
     answered_s: float = 0.0
     tree: list[int] = field(default_factory=list)

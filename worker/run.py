@@ -34,6 +34,7 @@ from torchstone.store import Store, events, is_transient, leases, logs, reports
 from torchstone.store.artifacts import Blobs
 from torchstone.store.hosts import Host
 from worker.bench import Assignment, LeasedDevice
+from worker.checkpoints import CheckpointKeeper, release_if_possible
 from worker.devices import Device, usable_cores
 from worker.launch import JobProcess, Launcher, Outcome
 from worker.servers import preload_for
@@ -73,6 +74,7 @@ class JobRun:
         self._process: JobProcess | None = None
         self._stop_reason: str | None = None
         self._lock = threading.Lock()
+        self._checkpoints = CheckpointKeeper(station.store, station.blobs, claim.holder, self.folder)
         self._output = _Output(station.settings.log_limit_bytes)
         self._progress: dict[str, Any] | None = None
         self._neighbours: list[dict[str, Any]] = []
@@ -108,6 +110,7 @@ class JobRun:
             self._give_up(f"the worker could not run this attempt: {type(error).__name__}: {error}")
         finally:
             self.is_finished = True
+            self._checkpoints.settle()
             shutil.rmtree(self.folder, ignore_errors=True)
             self._on_end(self)
 
@@ -126,6 +129,7 @@ class JobRun:
         outcome = process.watch(
             on_output=self._output.feed,
             on_progress=self._take_progress,
+            on_checkpoint=lambda event: self._checkpoints.take(event, process.reply),
             on_look=self._flush_sometimes,
             deadline_s=begun_s + self.claim.timeout_s,
             grace_s=self.station.settings.kill_grace_s,
@@ -133,6 +137,7 @@ class JobRun:
         if outcome.receipt.survivors:
             self.log.error("processes would not die", pids=outcome.receipt.survivors)
         self._output.close()
+        self._checkpoints.settle()
         if outcome.stopped == "fenced":
             self.log.warning("the job was taken away; its processes are gone, nothing is recorded")
             return
@@ -161,6 +166,7 @@ class JobRun:
         spare = set(usable_cores()) - held if self.claim.exclusive else set()
         with self.station.store.read() as conn:
             ceilings = reports.ceilings(conn, self.station.host.name)
+        saved, fault = self._checkpoints.fetch()
         return Assignment(
             job_id=self.claim.holder.job_id,
             attempt=self.claim.holder.attempt,
@@ -174,6 +180,9 @@ class JobRun:
             ceilings=ceilings,
             spare_cores=tuple(sorted(spare)),
             preload=preload_for(spec),
+            saved=tuple((name, str(file)) for name, file in saved.items()),
+            saved_fault=fault,
+            checkpoint_s=self.station.settings.checkpoint_s,
         )
 
     def _record(self, outcome: Outcome) -> None:
@@ -205,6 +214,7 @@ class JobRun:
         if final is None:
             self.log.warning("the result came too late: the job was taken away")
         else:
+            release_if_possible(self.station.store, self.station.blobs)
             self.log.info("ended", state=final.value, error=error, peak_bytes=outcome.peak_bytes)
 
     def _verdict(self, outcome: Outcome) -> tuple[State, dict[str, Any] | None]:

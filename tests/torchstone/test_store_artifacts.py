@@ -55,6 +55,20 @@ def test_bytes_come_back_by_their_hash_whole_and_in_ranges(blobs: Blobs, tmp_pat
         assert read(blobs, sha256, start, end) == data[start:end]
 
 
+def test_a_blob_is_fetched_into_a_file_and_damage_is_seen(blobs: Blobs, tmp_path: Path) -> None:
+    data, into = random.Random(0).randbytes(2 * CHUNK_BYTES + 17), tmp_path / "fetched"
+    sha256, _ = blobs.put(a_file(tmp_path, data))
+    blobs.fetch(sha256, into)
+    assert into.read_bytes() == data
+    [blob] = kept(tmp_path)
+    blob.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ValueError, match="damaged"):
+        blobs.fetch(sha256, into)
+    blobs.delete(sha256)
+    with pytest.raises(Gone):
+        blobs.fetch(sha256, into)
+
+
 def test_an_empty_file_is_an_artifact_too(blobs: Blobs, tmp_path: Path) -> None:
     sha256, size = blobs.put(a_file(tmp_path, b""))
     assert size == blobs.size(sha256) == 0

@@ -60,6 +60,17 @@ def do_wait(bench: Bench, argument: str) -> Result:
         time.sleep(FOREVER_S)
 
 
+def do_save(bench: Bench, argument: str) -> Result:
+    """Saves its attempt's number and goes on until it is ended; a later attempt answers with what it finds."""
+    if bench.saved:
+        found = {name: path.read_text() for name, path in bench.saved.items()}
+        return Result(environment={"hosts": [{"found": found}]})
+    for number in (1, 2):
+        (bench.folder / "part").write_text(f"attempt {bench.attempt}, save {number}")
+        print("stored", bench.save({"part": bench.folder / "part"}), flush=True)
+    return do_wait(bench, argument)
+
+
 def do_wait_for(bench: Bench, argument: str) -> Result:
     """Goes on until a file exists."""
     while not Path(argument).exists():

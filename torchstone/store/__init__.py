@@ -7,6 +7,7 @@ leases.py      claim, renew, finish, give back, reconcile
 hosts.py       the workers that registered
 events.py      what happened, in order
 logs.py        what jobs printed
+checkpoints.py what an attempt has saved for the next one
 artifacts.py   content-addressed bytes
 migrations/    Alembic; `migrate()` brings any database to the newest schema
 """

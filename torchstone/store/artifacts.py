@@ -72,6 +72,19 @@ class Blobs:
                 raise Gone(f"the bytes with SHA-256 {sha256} are no longer in the artifact store") from None
             yield bytes(chunk)
 
+    def fetch(self, sha256: str, into: Path) -> None:
+        """Write a blob to the file `into`. Raises Gone where it is not there, ValueError where its bytes are others."""
+        digest = hashlib.sha256()
+        try:
+            with into.open("wb") as file:
+                for chunk in obstore.get(self._store, _key(sha256)).stream(min_chunk_size=CHUNK_BYTES):
+                    digest.update(chunk)
+                    file.write(chunk)
+        except (NotFoundError, FileNotFoundError):
+            raise Gone(f"the bytes with SHA-256 {sha256} are no longer in the artifact store") from None
+        if digest.hexdigest() != sha256:
+            raise ValueError(f"the bytes stored under SHA-256 {sha256} are damaged: theirs is {digest.hexdigest()}")
+
     def reachable(self) -> bool:
         """Whether blobs can be put and read now; a bucket that cannot be reached raises what obstore has to say."""
         if self._folder is not None:

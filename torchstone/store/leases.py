@@ -177,6 +177,11 @@ def held(conn: Connection, host: str, incarnation: str) -> dict[tuple[str, int],
     return {(row.job_id, row.attempt): row.state for row in conn.execute(query)}
 
 
+def holds(conn: Connection, holder: Holder) -> bool:
+    """Whether this attempt still holds its job, which stays so until the transaction ends."""
+    return _still_held(conn, holder) is not None
+
+
 def progress(conn: Connection, holder: Holder, document: dict[str, Any] | None) -> bool:
     """Show how far the job is, if there is something new; False if this attempt no longer holds it."""
     if _still_held(conn, holder) is None:

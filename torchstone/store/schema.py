@@ -216,3 +216,15 @@ artifacts = Table(
     Column("created_us", BigInteger, nullable=False),
 )
 Index("ix_artifacts_sha256", artifacts.c.sha256)
+
+# What the current attempt of a job has saved to go on from, part by part; the bytes are with those of the artifacts.
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("job_id", Text, ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("created_us", BigInteger, nullable=False),
+)

@@ -3,7 +3,8 @@
     trainer = Trainer(setting, rank, life)        # lives in a process of its own (`worker.parallel.ranks`)
     trainer.prepare(started_s)                    # joins the others, loads the data, builds the model
     trainer.check(steps=3)                        # the first steps, written to a file for comparison; then undone
-    trainer.train_epoch(1); trainer.evaluate(); trainer.save()
+    trainer.train_epoch(1, first=0, last=235); trainer.evaluate(); trainer.save()
+    trainer.checkpoint(1), trainer.resume(files, steps=235)      # all that training has changed, to a file and back
 
 All strategies share this loop; they differ in what one step does. Answers are plain numbers; tensors go through files
 in the job's folder.
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from worker.parallel.feed import Feed
@@ -104,11 +105,11 @@ class Trainer:
                 "bytes_per_step": bytes_per_step,
             }
 
-    def train_epoch(self, epoch: int) -> dict[str, Any]:
-        """One epoch (from 1), or what `max_steps` leaves of it; ends early where the loss is no number any more."""
+    def train_epoch(self, epoch: int, first: int, last: int) -> dict[str, Any]:
+        """Steps [first, last) of an epoch (from 1); ends early where the loss is no number any more."""
         with self.life.at_work():
             setting, strategy = self.setting, self.strategy
-            batches = self.feed.epoch(epoch)[: self.course.steps_in(epoch)]
+            batches = self.feed.epoch(epoch)[first:last]
             shares: list[list[Share]] = []
             diverged = False
             strategy.settle()
@@ -118,7 +119,7 @@ class Trainer:
                 shares.append(strategy.shares(share))
                 self.steps_done += 1
                 self.life.steps = self.steps_done
-                if len(shares) % _LOOK_STEPS == 0 and not setting.spec.record_steps:
+                if (first + len(shares)) % _LOOK_STEPS == 0 and not setting.spec.record_steps:
                     diverged = self._has_diverged(shares[-_LOOK_STEPS:])
                     if diverged:
                         break
@@ -142,6 +143,20 @@ class Trainer:
             begun_s = time.perf_counter()
             right, samples = self.strategy.evaluate()
             return {"right": right, "samples": samples, "seconds": time.perf_counter() - begun_s}
+
+    def checkpoint(self, number: int) -> str:
+        """Write what training has changed on this rank; the file, of which each `number` gives another."""
+        with self.life.at_work():
+            state = {name: value.cpu().contiguous() for name, value in self.strategy.state().items()}
+            file = self.setting.file(f"{self.rank}.{number}.state")
+            save_file(state, file)
+            return str(file)
+
+    def resume(self, files: list[str], steps: int) -> None:
+        """Go on from what each rank wrote after so many steps."""
+        with self.life.at_work():
+            self.strategy.resume(load_file(files[self.rank]))
+            self.steps_done = self.life.steps = steps
 
     def save(self) -> dict[str, Any]:
         """Write the weights that this rank can tell as safetensors; and how far the replicas have come apart."""

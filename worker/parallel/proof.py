@@ -8,7 +8,6 @@ What a reference gave is kept in the folder for the next strategy that must equa
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torchstone.training import TrainSpec
 from worker.parallel.equality import Found, check_rows, compare, distance
 from worker.parallel.ranks import Gang
 from worker.parallel.reference import How
-from worker.parallel.report import Run
+from worker.parallel.report import Run, numbers
 from worker.parallel.setting import Setting
 
 
@@ -141,12 +140,3 @@ def replicas_row(run: Run, spread: float | None, steps: int) -> Check:
         max_abs_error=spread,
         detail=detail,
     )
-
-
-def _number(share: tuple[float | None, int]) -> tuple[float, int]:
-    """What crossed the pipe as null was no number."""
-    return (math.nan if share[0] is None else share[0], share[1])
-
-
-def numbers(row: list[Any]) -> list[tuple[float, int]]:
-    return [_number(share) for share in row]

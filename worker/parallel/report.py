@@ -31,16 +31,28 @@ class Epoch:
     """One epoch of a strategy, all ranks together."""
 
     number: int
-    seconds: float
-    samples: int
-    steps: int
-    losses: list[list[tuple[float, int]]]
+    seconds: float = 0.0
+    samples: int = 0
+    steps: int = 0
+    losses: list[list[tuple[float, int]]] = field(default_factory=list)
     """Per step, per device: the sum of the losses and the samples of its share."""
-    marks: Numbers
+    marks: Numbers = field(default_factory=lambda: np.zeros((0, 1, 6)))
     right: int = 0
     eval_samples: int = 0
     eval_s: float = 0.0
     learning_rate: float = 0.0
+
+    def add(self, told: list[dict[str, Any]]) -> None:
+        """Take in what the ranks told of some of its steps (`Trainer.train_epoch`)."""
+        steps = min(answer["steps"] for answer in told)
+        self.seconds += max(answer["seconds"] for answer in told)
+        self.samples += told[0]["samples"]
+        self.losses += [numbers([s for answer in told for s in answer["shares"][step]]) for step in range(steps)]
+        marks = np.concatenate([np.array(m).reshape(1, -1, 6) for answer in told for m in answer["marks"]])
+        marks = marks.swapaxes(0, 1)
+        self.marks = np.concatenate([self.marks, marks]) if self.steps else marks
+        self.learning_rate = told[0]["learning_rate"]
+        self.steps += steps
 
 
 @dataclass
@@ -56,9 +68,13 @@ class Run:
     bytes_per_step: int | None = None
     peak_bytes: list[int] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
+    under_way: Epoch | None = None
+    """The epoch after those, some steps of which are done."""
     diverged: bool = False
     is_over: bool = False
     reached_s: float | None = None
+    weights: Path | None = None
+    """The trained weights, once it is over."""
     exported_accuracy: float | None = None
 
     @property
@@ -75,6 +91,11 @@ class Run:
         return Course(self.setting)
 
     @property
+    def steps(self) -> int:
+        """Taken so far."""
+        return sum(epoch.steps for epoch in self.epochs) + (self.under_way.steps if self.under_way else 0)
+
+    @property
     def epoch_s(self) -> Numbers:
         """Seconds of each whole epoch."""
         whole = self.course.steps_per_epoch
@@ -83,8 +104,23 @@ class Run:
     @property
     def step_s(self) -> Numbers:
         """Seconds of each step on a full batch (of any, where none was full), from its begin to its end."""
+        return self._step_s(self.epochs)
+
+    @property
+    def noise_floor(self) -> float | None:
+        """How far two halves of the same are apart: the median step of every other epoch against that of the rest.
+
+        The rounds of the job take turns, so what disturbs the machine for a while disturbs both halves as it disturbs
+        two strategies. None where there is one epoch only.
+        """
+        if len(self.epochs) < 2:
+            return None
+        even, odd = (float(np.median(self._step_s(self.epochs[half::2]))) for half in (0, 1))
+        return abs(odd / even - 1)
+
+    def _step_s(self, epochs: list[Epoch]) -> Numbers:
         every, full = [], []
-        for epoch in self.epochs:
+        for epoch in epochs:
             seconds = (epoch.marks[:, :, clock.END].max(1) - epoch.marks[:, :, clock.BEGIN].min(1)).tolist()
             every += seconds
             sizes = [sum(samples for _, samples in row) for row in epoch.losses]
@@ -102,9 +138,15 @@ class Run:
         return total / samples if self.setting.spec.loss_reduction == "mean" else total
 
 
+def numbers(row: list[Any]) -> list[tuple[float, int]]:
+    """Shares as the ranks told them: what crossed the pipe as null was no number."""
+    return [(math.nan if loss is None else loss, samples) for loss, samples in row]
+
+
 def report(result: Result, runs: list[Run], samples_file: Path) -> None:
     """Put everything into `result`, and the raw samples into `samples_file`."""
     single = next((run for run in runs if run.name == "single" and run.epochs), None)
+    result.noise_floor = single.noise_floor if single is not None else None
     arrays: dict[str, Any] = {}
     for run in runs:
         key = run.setting.key
@@ -242,6 +284,7 @@ def _split(result: Result, run: Run) -> None:
 def _against_single(result: Result, run: Run, single: Run) -> None:
     reason = None if run.is_equal else "it was not proven to compute the same as one device"
     weak = run.at.get("scaling") == "weak"
+    delta = max(_SMALLEST_DELTA, result.noise_floor or 0.0)
     for name, ours, theirs in (("epoch", run.epoch_s, single.epoch_s), ("step", run.step_s, single.step_s)):
         rounds = min(len(ours), len(theirs))
         if rounds == 0 or (weak and name == "epoch"):
@@ -256,8 +299,8 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
                 speedup=None if reason else ratio.ratio,
                 ci95=None if reason else statistics.finite(ratio.interval),
                 p10_speedup=None if reason else ratio.p10_ratio,
-                noise_floor=None,
-                verdict="withheld" if reason else statistics.verdict(ratio.interval, _SMALLEST_DELTA),
+                noise_floor=result.noise_floor,
+                verdict="withheld" if reason else statistics.verdict(ratio.interval, delta),
                 reason=reason,
             )
         )

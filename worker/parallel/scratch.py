@@ -117,6 +117,23 @@ class Scratch:
     def gradients(self) -> dict[str, Tensor]:
         return self.replicas[0].gradients()
 
+    def state(self) -> dict[str, Tensor]:
+        """Of every replica, and of its random stream."""
+        state: dict[str, Tensor] = {}
+        for rank, replica in enumerate(self.replicas):
+            state |= {f"{rank}/{name}": value for name, value in replica.state().items()}
+            if self.is_random:
+                state[f"{rank}/stream"] = self.streams[rank].generator.get_state()
+        return state
+
+    def resume(self, state: dict[str, Tensor]) -> None:
+        self.restart()
+        for rank, replica in enumerate(self.replicas):
+            start = f"{rank}/"
+            replica.resume({name.removeprefix(start): v for name, v in state.items() if name.startswith(start)})
+            if self.is_random:
+                self.streams[rank].generator.set_state(state[f"{rank}/stream"])
+
     def spread(self) -> float | None:
         """The largest difference between two replicas' weights."""
         return self.on_each_device(lambda rank: self.replicas[rank].spread())[0]

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from worker.parallel import forms
 from worker.parallel.clock import END, INPUT, READY, SYNCED, Clock
@@ -175,6 +176,41 @@ class Single:
         """Of the last batch, by the plain model's names; none for what the batch did not touch."""
         return {name: p.grad.detach() for name, p in self.module.named_parameters() if p.grad is not None}
 
+    def state(self) -> dict[str, Tensor]:
+        """All that training has changed on this rank: weights, statistics, optimiser, random stream; flat and whole."""
+        state = {f"module/{name}": value for name, value in self.module.state_dict().items()}
+        for number, p in enumerate(self._optimized()):
+            for key, value in self.optimizer.state.get(p, {}).items():
+                if isinstance(value, Tensor):
+                    state[f"optimizer/{number}/{key}"] = value
+        state["random/cpu"] = torch.get_rng_state()
+        if self.setting.is_cuda:
+            state["random/cuda"] = torch.cuda.get_rng_state(self.device)
+        return {name: _local(value.detach()) for name, value in state.items()}
+
+    @torch.no_grad()
+    def resume(self, state: dict[str, Tensor]) -> None:
+        """Be as the rank was whose `state` this is; in place, so that the layout in memory stays the model's."""
+        self.restart()
+        for name, value in self.module.state_dict().items():
+            _local(value).copy_(state[f"module/{name}"])
+        parameters = self._optimized()
+        for name in (name for name in state if name.startswith("optimizer/")):
+            _, number, key = name.split("/")
+            p, value = parameters[int(number)], state[name]
+            # A counter of steps is no tensor like the weight, even where the weight is a single number.
+            if key != "step":
+                like = torch.zeros_like(p)
+                _local(like).copy_(value)
+                value = like
+            self.optimizer.state[p][key] = value
+        torch.set_rng_state(state["random/cpu"])
+        if self.setting.is_cuda:
+            torch.cuda.set_rng_state(state["random/cuda"], self.device)
+
+    def _optimized(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
     def spread(self) -> float | None:
         """The largest difference between two ranks' weights; None where no weight is held twice."""
         return self.group.spread([p.detach() for p in self.module.parameters()])
@@ -186,3 +222,11 @@ class Single:
     def shares(self, share: Share) -> list[Share]:
         """What `step` gave, device by device."""
         return [share]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor that is shared out over all (FSDP2); of any other, all of it."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    local: Tensor = tensor.to_local()
+    return local

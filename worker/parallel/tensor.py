@@ -68,6 +68,15 @@ class TensorParallel(Single):
         for number, dropout in enumerate(self.random):
             dropout.generator.manual_seed(stream_seed(self.setting.spec.seed + number, self.rank))
 
+    def state(self) -> dict[str, Tensor]:
+        streams = {f"random/{number}": d.generator.get_state() for number, d in enumerate(self.random)}
+        return super().state() | streams
+
+    def resume(self, state: dict[str, Tensor]) -> None:
+        super().resume(state)
+        for number, dropout in enumerate(self.random):
+            dropout.generator.set_state(state[f"random/{number}"])
+
     def forward_backward(self, batch: Tensor) -> Share:
         loss, samples = super().forward_backward(batch)
         return (loss, samples) if self.rank == 0 else (torch.zeros_like(loss), 0)

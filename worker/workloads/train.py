@@ -6,7 +6,8 @@ In order: the reference; then, for each strategy, its ranks started and its firs
 in rounds: every strategy trains one epoch and is scored, in random order, before any trains the next, so that what
 disturbs the machine disturbs all. At the end the models are written, exported, and scored again by a process without
 Torchstone. A strategy that cannot run here is `skipped`, one that raises `failed`, and the others go on; a rank that
-dies or stands still ends the job, with what was measured until then.
+dies or stands still ends the job, with what was measured until then. Where an earlier attempt at the job was lost, this
+one goes on from what that has saved: its strategies are proven equal anew, then put where they stood.
 
 This process never runs a tensor operation: it forks the ranks, asks them, and does arithmetic in numpy.
 """
@@ -21,7 +22,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from torchstone.errors import DataMissing, InvalidModel, JobError, OutOfMemory, WorkloadError
@@ -35,11 +35,12 @@ from worker.measure.quality import grade, load_codes
 from worker.measure.roofline import Work
 from worker.parallel.export import Exporter, right_answers, scoring_program
 from worker.parallel.loop import ONE_PROCESS, Trainer
-from worker.parallel.proof import Proof, numbers, replicas_row
+from worker.parallel.proof import Proof, replicas_row
 from worker.parallel.ranks import Gang, GangFailed
 from worker.parallel.reference import Reference
 from worker.parallel.report import Epoch, Run, report
 from worker.parallel.reproduce import reads_files, reproduction
+from worker.parallel.saving import Restored, Saver
 from worker.parallel.setting import Setting
 from worker.parallel.table import unavailable
 
@@ -60,19 +61,23 @@ class Experiment:
         self.host: dict[str, Any] = {}
         self.codes: list[Code] = []
         self.runs = self._runs()
+        self.saver = Saver(bench, self.runs)
+        self.restored = Restored()
+        self.steps_restored = 0
         self.gangs: dict[str, Gang] = {}
         self.steps_told: dict[str, int] = {}
         self.begun_s = time.perf_counter()
 
     def run(self) -> Result:
         try:
+            self._restore()
             with ExitStack() as self.open:
                 self._find_what_is_right()
                 self._start_all()
                 before = self._load_before()
                 self._train_all()
                 self._load_after(before)
-                self._save_all()
+                self._keep_all()
                 self.gangs.clear()
             self._export_all()
         except JobError as error:
@@ -100,6 +105,29 @@ class Experiment:
                 )
                 runs.append(Run(setting, {"scaling": "weak"} if weak else {}))
         return runs
+
+    def _restore(self) -> None:
+        """Take over what an earlier attempt has done, if there was one."""
+        fault = self.bench.saved_fault
+        if self.bench.saved:
+            try:
+                self.restored = self.saver.restore()
+            except ValueError as error:
+                fault = str(error)
+                self.runs[:] = self._runs()
+                self.saver = Saver(self.bench, self.runs)
+        if fault is not None:
+            print(f"the checkpoint of an earlier attempt cannot be used ({fault}): starting over", flush=True)
+            self.codes.append(Code(code="checkpoint_unusable", severity="info", evidence={"reason": fault}))
+        elif self.restored.attempt:
+            done = {run.setting.key: run.steps for run in self.runs if run.steps}
+            print(f"going on from the checkpoint of attempt {self.restored.attempt}, steps: {done}", flush=True)
+            hosts = sorted({*self.restored.hosts, self.bench.host})
+            evidence = {"attempt": self.restored.attempt, "steps": done, "hosts": hosts}
+            # Times that were taken on two machines are no one sample.
+            severity: Any = "info" if len(hosts) == 1 else "warning"
+            self.codes.append(Code(code="resumed", severity=severity, evidence=evidence))
+            self.steps_told, self.steps_restored = dict(done), sum(done.values())
 
     def _find_what_is_right(self) -> None:
         self._say("loading the data")
@@ -142,9 +170,15 @@ class Experiment:
 
     def _start_all(self) -> None:
         for run in list(self.runs):
+            earlier = self.restored.skipped.get(run.setting.key)
+            if earlier is not None:
+                self._drop(run, earlier.reason, earlier.status)
+                continue
             reason = unavailable(run.setting, self.facts)
             if reason:
                 self._drop(run, reason, "skipped")
+                continue
+            if run.is_over:
                 continue
             self._say(f"starting {run.setting.key}")
             setting, started_s = run.setting, time.perf_counter()
@@ -161,10 +195,13 @@ class Experiment:
                 run.start_s = max(answer["start_s"] for answer in told)
                 self._say(f"checking the first steps of {setting.key}")
                 self.proof.check(run, gang)
+                if run.setting.key in self.restored.ranks:
+                    files = self.restored.ranks[run.setting.key]
+                    gang.ask("resume", {"files": files, "steps": run.steps})
             except GangFailed as failure:
                 self._fail(run, failure)
         self.proof.close()
-        if not self.gangs:
+        if not self.runs:
             reasons = "; ".join(f"{row.of}: {row.reason}" for row in self.result.skipped)
             raise WorkloadError(f"no strategy could run: {reasons}")
 
@@ -180,70 +217,91 @@ class Experiment:
 
     def _train_all(self) -> None:
         """Round by round: one epoch of every strategy that is not over."""
-        draw = random.Random(self.spec.seed)
         epochs = max(run.course.epochs for run in self.runs)
         for number in range(1, epochs + 1):
-            under_way = [run for run in self.runs if not run.is_over and number <= run.course.epochs]
-            for run in draw.sample(under_way, len(under_way)):
+            under_way = [run for run in self.runs if not run.is_over and number > len(run.epochs)]
+            for run in random.Random(f"{self.spec.seed}/{number}").sample(under_way, len(under_way)):
                 self._say(f"{run.setting.key}: epoch {number} of {run.course.epochs}")
                 try:
                     self._train_epoch(run, self.gangs[run.setting.key], number)
                 except GangFailed as failure:
                     self._fail(run, failure)
+                self._save()
 
     def _train_epoch(self, run: Run, gang: Gang, number: int) -> None:
-        told = gang.ask("train_epoch", {"epoch": number})
-        steps = min(answer["steps"] for answer in told)
-        epoch = Epoch(
-            number=number,
-            seconds=max(answer["seconds"] for answer in told),
-            samples=told[0]["samples"],
-            steps=steps,
-            losses=[numbers([s for answer in told for s in answer["shares"][step]]) for step in range(steps)],
-            marks=np.concatenate([np.array(m).reshape(1, -1, 6) for answer in told for m in answer["marks"]]).swapaxes(
-                0, 1
-            ),
-            learning_rate=told[0]["learning_rate"],
-        )
+        """What is missing of an epoch, the score after it, and after the last epoch the weights."""
+        self._train_steps(run, gang, number)
+        epoch, run.under_way = run.under_way, None
+        assert epoch is not None
         run.epochs.append(epoch)
-        run.peak_bytes = [peak for answer in told for peak in answer["peak_bytes"]]
-        self.steps_told[run.setting.key] = sum(e.steps for e in run.epochs)
         scored = gang.ask("evaluate")
         epoch.right, epoch.eval_samples = (sum(answer[what] for answer in scored) for what in ("right", "samples"))
         epoch.eval_s = max(answer["seconds"] for answer in scored)
-        run.diverged = run.diverged or any(answer["diverged"] for answer in told)
         accuracy = epoch.right / epoch.eval_samples
         loss = run.reduced(epoch.losses[-1]) if epoch.losses else math.nan
         print(f"  {run.setting.key}: {epoch.seconds:.2f} s, loss {loss:.4f}, accuracy {accuracy:.4f}", flush=True)
         # A recorded run goes on: its losses are what was asked for.
-        run.is_over = run.diverged and not self.spec.record_steps
+        is_over = number == run.course.epochs or (run.diverged and not self.spec.record_steps)
         if self.spec.target_accuracy is not None and accuracy >= self.spec.target_accuracy:
-            run.reached_s, run.is_over = run.trained_s[-1], True
+            run.reached_s, is_over = run.trained_s[-1], True
+        if is_over and not run.at:
+            self._keep_weights(run, gang)
+        run.is_over = is_over
 
-    def _save_all(self) -> None:
+    def _train_steps(self, run: Run, gang: Gang, number: int) -> None:
+        """An epoch's steps, in parts where it is long, between which it is saved."""
+        epoch = run.under_way = run.under_way or Epoch(number)
+        steps = run.course.steps_in(number)
+        while epoch.steps < steps:
+            first = epoch.steps
+            last = min(steps, first + self._steps_at_once(run, epoch))
+            told = gang.ask("train_epoch", {"epoch": number, "first": first, "last": last})
+            epoch.add(told)
+            run.peak_bytes = [peak for answer in told for peak in answer["peak_bytes"]]
+            run.diverged = run.diverged or any(answer["diverged"] for answer in told)
+            self.steps_told[run.setting.key] = run.steps
+            if run.diverged and not self.spec.record_steps:
+                return
+            if epoch.steps < steps:
+                self._save()
+
+    def _steps_at_once(self, run: Run, epoch: Epoch) -> int:
+        """So many as take about the time after which a job is to be saved."""
+        if self.bench.store is None:
+            return run.course.steps_per_epoch
+        known = epoch if epoch.steps else run.epochs[-1] if run.epochs else None
+        step_s = known.seconds / known.steps if known else run.first_step_s
+        return max(1, int(self.bench.checkpoint_s / (step_s or self.bench.checkpoint_s)))
+
+    def _save(self) -> None:
+        try:
+            self.saver.save(self.gangs, self.result.skipped)
+        except GangFailed as failure:
+            self._fail(next(run for run in self.runs if run.setting.key == failure.strategy), failure)
+
+    def _keep_weights(self, run: Run, gang: Gang) -> None:
+        told = gang.ask("save")
+        run.checks.append(replicas_row(run, told[0]["spread"], run.steps))
+        run.weights = self.bench.file(f"{run.name}.safetensors")
+        _merge([Path(answer["file"]) for answer in told], run.weights)
+
+    def _keep_all(self) -> None:
         (self.labels,) = self.reference.ask("test_file", {"file": str(self.bench.file("test.pt"))})
-        for run in [run for run in self.runs if not run.at]:
-            try:
-                told = self.gangs[run.setting.key].ask("save")
-            except GangFailed as failure:
-                self._fail(run, failure)
-                continue
-            run.checks.append(replicas_row(run, told[0]["spread"], sum(epoch.steps for epoch in run.epochs)))
-            file = self.bench.file(f"{run.name}.safetensors")
-            _merge([Path(answer["file"]) for answer in told], file)
-            self.bench.keep(file, BINARY)
+        for run in self.runs:
+            if run.weights is not None:
+                self.bench.keep(run.weights, BINARY, f"{run.name}.safetensors")
 
     def _export_all(self) -> None:
         """Each model as TorchScript, scored by a process without Torchstone."""
         with ExitStack() as self.open:
             first = self.runs[0].setting
             exporter = self._gang("export", first, lambda rank, life: Exporter(first), one=True)
-            for run in [run for run in self.runs if not run.at and run.epochs]:
+            for run in [run for run in self.runs if run.weights is not None]:
                 name = f"{run.name}.pt"
                 self._say(f"exporting {name}")
                 try:
                     files = {
-                        "weights": str(self.bench.file(f"{run.name}.safetensors")),
+                        "weights": str(run.weights),
                         "file": str(self.bench.file(name)),
                     }
                     exporter.ask("export", files)
@@ -322,7 +380,8 @@ class Experiment:
         self.steps_told[key] = steps
         total = sum(run.course.total_steps for run in self.runs)
         done = sum(self.steps_told.values())
-        eta_s = (time.perf_counter() - self.begun_s) / done * (total - done) if done else None
+        ours = done - self.steps_restored
+        eta_s = (time.perf_counter() - self.begun_s) / ours * (total - done) if ours > 0 else None
         self.bench.progress(done, total, "steps", eta_s, f"{key}, step {steps}")
 
     def _say(self, message: str) -> None:

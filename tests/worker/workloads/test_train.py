@@ -72,6 +72,14 @@ def test_epochs_steps_and_samples_are_told(digits: Outcome) -> None:
     assert compared == {(name, of, "single") for name in ("epoch", "step") for of in ("scratch", "ddp")}
 
 
+def test_the_noise_floor_is_that_of_two_halves_of_the_same(digits: Outcome) -> None:
+    with np.load(digits.kept["samples.npz"]) as archive:
+        steps = archive["single/step"].reshape(2, 14)
+    apart = abs(np.median(steps[1]) / np.median(steps[0]) - 1)
+    assert digits.result.noise_floor == pytest.approx(apart)
+    assert {c.noise_floor for c in digits.result.comparisons} == {digits.result.noise_floor}
+
+
 def test_all_strategies_learn_the_same(digits: Outcome) -> None:
     losses = [curve(digits.result, "train_loss", of).y for of in DIGITS["strategies"]]
     assert losses[0][1] is not None and losses[0][0] is not None and losses[0][1] < losses[0][0]

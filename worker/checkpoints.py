@@ -1,0 +1,106 @@
+"""The checkpoints of one attempt: what the one before has saved is fetched, what this one saves is stored.
+
+    keeper = CheckpointKeeper(store, blobs, holder, folder)
+    keeper.fetch()                                   # ({"ddp": path, ...}, None), or ({}, why there is nothing to use)
+    keeper.take(event, reply=process.reply)          # in a thread of its own: a bucket may be slow
+    keeper.settle()                                  # before the attempt ends
+
+Storing is a thing that may fail: the job goes on, and an attempt after it goes on from an earlier point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from torchstone.errors import Gone
+from torchstone.store import Store, checkpoints, leases
+from torchstone.store.artifacts import Blobs
+
+_SETTLE_WITHIN_S = 60.0
+
+
+class CheckpointKeeper:
+    """Fetches and stores for one attempt."""
+
+    def __init__(self, store: Store, blobs: Blobs, holder: leases.Holder, folder: Path) -> None:
+        """`folder`: the attempt's own; what is fetched lies below it."""
+        self.store, self.blobs, self.holder, self.folder = store, blobs, holder, folder / "saved"
+        self.log = structlog.get_logger(__name__).bind(job_id=holder.job_id, attempt=holder.attempt)
+        self._thread: threading.Thread | None = None
+
+    def fetch(self) -> tuple[dict[str, Path], str | None]:
+        """The files that earlier attempts have saved, by name; or none, and the reason, where one of them is unusable.
+
+        Raises SQLAlchemyError.
+        """
+        with self.store.read() as conn:
+            parts = checkpoints.of(conn, self.holder.job_id)
+        self.folder.mkdir(exist_ok=True)
+        files = {part.name: self.folder / str(number) for number, part in enumerate(parts)}
+        try:
+            for part in parts:
+                self.blobs.fetch(part.sha256, files[part.name])
+        except Exception as error:  # a bucket has errors of its own
+            self.log.warning("the checkpoint cannot be used", error=str(error))
+            return {}, f"{type(error).__name__}: {error}" if not isinstance(error, (Gone, ValueError)) else str(error)
+        return files, None
+
+    def take(self, event: dict[str, Any], reply: Callable[[dict[str, Any]], None]) -> None:
+        """Store what the job has saved, and tell it; one at a time."""
+        if self._thread is not None and self._thread.is_alive():
+            reply({"stored": False})
+            return
+        parts = [(str(part["name"]), Path(part["path"])) for part in event["parts"]]
+        self._thread = threading.Thread(
+            target=lambda: reply({"stored": self._store(parts)}), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Wait for what is being stored."""
+        if self._thread is not None:
+            self._thread.join(_SETTLE_WITHIN_S)
+
+    def _store(self, parts: list[tuple[str, Path]]) -> bool:
+        put: list[tuple[str, str, int]] = []
+        freed: list[str] | None = None
+        try:
+            put.extend((name, *self.blobs.put(path)) for name, path in parts)
+            with self.store.write() as conn:
+                freed = checkpoints.replace(conn, self.holder, put)
+        except Exception as error:  # a full disk, a bucket or a database that is away
+            self.log.warning("a checkpoint could not be stored", error=str(error).splitlines()[:1])
+        is_stored = freed is not None
+        for sha256 in freed if freed is not None else [sha256 for _, sha256, _ in put]:
+            with contextlib.suppress(Exception):
+                self.blobs.delete(sha256)
+        for _, path in parts:
+            path.unlink(missing_ok=True)
+        return is_stored
+
+
+def release(store: Store, blobs: Blobs) -> None:
+    """Delete what was saved for jobs that have ended since. Raises SQLAlchemyError."""
+    with store.read() as conn:
+        ended = checkpoints.not_needed(conn)
+    for job_id, sha256 in ended:
+        try:
+            blobs.delete(sha256)
+        except Exception as error:  # the next round tries again
+            structlog.get_logger(__name__).warning("a checkpoint could not be deleted", error=str(error))
+            return
+        with store.write() as conn:
+            checkpoints.forget(conn, job_id, sha256)
+
+
+def release_if_possible(store: Store, blobs: Blobs) -> None:
+    """`release`, or later: the worker does so every now and then."""
+    with contextlib.suppress(SQLAlchemyError):
+        release(store, blobs)
