@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import openapi, problems
+from service.metrics import CountRequests
 from service.routes import artifacts, charts, health, inventory, jobs, results, watching
 from service.runtime import running
 from torchstone import __version__
@@ -50,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router)
     problems.install(app)
     openapi.install(app)
+    app.add_middleware(CountRequests)
     if settings.log_level == "debug":
         app.add_middleware(_LogRequests)
     return app

@@ -53,6 +53,10 @@ class Assignment:
     """Cores of a machine that this job has to itself, beside those of its devices: nothing is measured on them."""
     preload: str = "worker.preload"
     """The module that has been imported in the forkserver which the process is forked from."""
+    alive: str = ""
+    """The file that says when the worker last renewed its leases (`worker.alive`); "" = nobody watches."""
+    silence_s: float = 0.0
+    """How long that may be ago."""
 
 
 @dataclass

@@ -34,6 +34,7 @@ from torchstone.jobs import State
 from torchstone.settings import Settings
 from torchstone.store import Store, hosts, leases
 from torchstone.store.artifacts import Blobs
+from worker.alive import Alive
 from worker.devices import discover, machine_id, memory_limit_bytes
 from worker.launch import Launcher, end_recorded
 from worker.run import JobRun, Station
@@ -73,10 +74,21 @@ class WorkerHost:
         self.on_free_change: Callable[[int, int], None] = lambda cuda, cpu: None
         """Told how many devices of each type are free: whenever that changed, and twice a second in any case."""
         self._runs: dict[tuple[str, int], JobRun] = {}
+        self._fenced: set[tuple[str, int]] = set()
+        """Jobs that were ended only because the database was out of reach: they are not to pay for that."""
+        self._alive = Alive(self.work / "alive")
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._station = Station(
-            settings, self.store, self.blobs, self.launcher, self.devices, self.host, self.work, self._stopping
+            settings,
+            self.store,
+            self.blobs,
+            self.launcher,
+            self.devices,
+            self.host,
+            self.work,
+            self._stopping,
+            self._alive.path,
         )
         self._draining = False
         self._renewed_s = time.monotonic()
@@ -99,8 +111,9 @@ class WorkerHost:
                 "its worker was restarted",
                 max_attempts=self.settings.max_attempts,
             )
-        for job_id in lost:
-            log.warning("took back a job from this host's earlier run", job_id=job_id)
+        for holder in lost:
+            log.warning("took back a job from this host's earlier run", job_id=holder.job_id, attempt=holder.attempt)
+        self._renewed(time.monotonic())
         self._keeper.start()
         log.info("registered", host=self.host.name, devices=list(self.devices), memory_bytes=self.host.memory_bytes)
 
@@ -204,7 +217,7 @@ class WorkerHost:
                     with self.store.write() as conn:
                         known = leases.renew(conn, self.host.name, self.host.incarnation, self.settings.lease_s)
                     if known:
-                        self._renewed_s = now_s
+                        self._renewed(now_s)
                         self._give_back_forgotten()
                     elif self.runs():
                         log.error("another worker took this host's name: this one's leases are no longer renewed")
@@ -223,6 +236,11 @@ class WorkerHost:
             except Exception:
                 log.exception("the keeper met an error; going on")
             self._fence()
+
+    def _renewed(self, now_s: float) -> None:
+        """The leases run on from `now_s`: the jobs' own processes look for that, too."""
+        self._renewed_s = now_s
+        self._alive.say(now_s)
 
     def _obey(self) -> None:
         """End the jobs that were cancelled or that this worker no longer holds."""
@@ -247,16 +265,20 @@ class WorkerHost:
                 held = leases.held(conn, self.host.name, self.host.incarnation)
             for job_id, attempt in held.keys() - self._runs.keys():
                 holder = leases.Holder(job_id, attempt, self.host.name, self.host.incarnation)
+                fenced = (job_id, attempt) in self._fenced
+                reason = "the database was out of reach" if fenced else "its worker lost it"
                 with self.store.write() as conn:
-                    leases.give_back(
-                        conn, holder, "its worker lost it", spent=True, max_attempts=self.settings.max_attempts
-                    )
+                    leases.give_back(conn, holder, reason, spent=not fenced, max_attempts=self.settings.max_attempts)
                 log.warning("gave back a job that does not run here any more", job_id=job_id, attempt=attempt)
+            self._fenced.clear()
 
     def _fence(self) -> None:
         if time.monotonic() - self._renewed_s > self.settings.fence_s:
             for run in self.runs():
-                log.error("ending a job: its lease could not be renewed", job_id=run.claim.holder.job_id)
+                holder = run.claim.holder
+                if (holder.job_id, holder.attempt) not in self._fenced:
+                    run.log.error("ending the job: its lease could not be renewed")
+                self._fenced.add((holder.job_id, holder.attempt))
                 run.stop("fenced")
 
     def _clear_work(self) -> None:

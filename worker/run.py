@@ -12,6 +12,7 @@ the record is made when it is back, unless the lease is lost by then.
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import shutil
 import threading
 import time
@@ -30,15 +31,17 @@ from torchstone.jobs import State
 from torchstone.results import dumps
 from torchstone.settings import Settings
 from torchstone.specs import parse_spec
-from torchstone.store import Store, events, is_transient, leases, logs
-from torchstone.store.artifacts import Blobs
+from torchstone.store import Store, events, is_transient, leases, logs, retention
+from torchstone.store.artifacts import Blobs, digest
 from torchstone.store.hosts import Host
+from worker import alive, processes
 from worker.bench import Assignment, LeasedDevice
-from worker.devices import Device, usable_cores
+from worker.devices import Device, gpu_holders, usable_cores
 from worker.launch import JobProcess, Launcher, Outcome
 from worker.servers import preload_for
 
 FLUSH_S = 0.5
+GPU_BACK_WITHIN_S = 10.0
 _CHUNK_CHARS = 1 << 18
 T = TypeVar("T")
 
@@ -56,6 +59,8 @@ class Station:
     work: Path
     closing: threading.Event
     """Set when there is no more time to wait for anything."""
+    alive: Path
+    """See `worker.alive`."""
 
 
 class JobRun:
@@ -101,6 +106,9 @@ class JobRun:
                 self._process.stop(reason)
 
     def _run(self) -> None:
+        # On every line that this thread logs, whoever's it is.
+        holder = self.claim.holder
+        structlog.contextvars.bind_contextvars(job_id=holder.job_id, attempt=holder.attempt)
         try:
             self._attempt()
         except Exception as error:
@@ -130,19 +138,38 @@ class JobRun:
             deadline_s=begun_s + self.claim.timeout_s,
             grace_s=self.station.settings.kill_grace_s,
         )
-        if outcome.receipt.survivors:
-            self.log.error("processes would not die", pids=outcome.receipt.survivors)
+        self._see_it_gone(outcome)
         self._output.close()
         if outcome.stopped == "fenced":
             self.log.warning("the job was taken away; its processes are gone, nothing is recorded")
             return
         if outcome.stopped == "draining":
-            self._give_back("the worker is shutting down", spent=False)
+            self._give_back("the worker is shutting down", spent=False, outcome=outcome)
+            return
+        if outcome.message is None and alive.ended_itself(self.folder):
+            self._give_back("its worker was not heard of, so it ended itself", spent=True)
             return
         if outcome.orphaned:
             self._give_back("the forkserver died, and the job's process with it", spent=True)
             return
         self._record(outcome)
+
+    def _see_it_gone(self, outcome: Outcome) -> None:
+        """Hold the job and its devices until no process of it is left: one may be stuck in the kernel for a while."""
+        receipt = outcome.receipt
+        while receipt.survivors and not self.station.closing.is_set():
+            self.log.error("processes would not die; their devices stay taken", pids=receipt.survivors)
+            more = processes.end_group(receipt.survivors[0], 0, receipt.survivors)
+            receipt.took_ms += more.took_ms
+            receipt.memory_back_bytes += more.memory_back_bytes
+            receipt.survivors = more.survivors
+        uuids = [uuid for name in self.claim.devices if (uuid := self.station.devices[name].uuid) is not None]
+        deadline_s = time.monotonic() + GPU_BACK_WITHIN_S
+        while uuids and (holders := gpu_holders(uuids, receipt.pids)):
+            if time.monotonic() > deadline_s:
+                self.log.error("GPU memory did not come back", pids=holders)
+                return
+            time.sleep(0.05)
 
     def _end_unstarted(self) -> None:
         """It was stopped while its process was still starting."""
@@ -166,7 +193,9 @@ class JobRun:
             memory_limit_bytes=self.station.host.memory_bytes,
             data_folders=(str(self.station.settings.datasets),),
             spare_cores=tuple(sorted(spare)),
-            preload=preload_for(parse_spec(orjson.loads(self.claim.spec))),
+            preload=preload_for(parse_spec(orjson.loads(self.claim.spec), diagnostics=True)),
+            alive=str(self.station.alive),
+            silence_s=(self.station.settings.fence_s + self.station.settings.lease_s) / 2,
         )
 
     def _record(self, outcome: Outcome) -> None:
@@ -177,7 +206,7 @@ class JobRun:
         try:
             # A file that was kept twice under one name counts as it was kept last.
             made = {file["name"]: file for file in message.get("files", [])}
-            files = [self._store_file(file) for file in made.values()]
+            files = self._store_files(list(made.values()))
         except OSError as failure:
             error = {"code": ArtifactFailed.code, "message": f"a file of the job could not be stored: {failure}"}
             state = State.failed
@@ -187,11 +216,12 @@ class JobRun:
 
         def end(conn: Connection) -> State | None:
             self._write_last_words(conn)
-            if outcome.stopped is not None:
-                receipt = outcome.receipt
-                killed = {"reason": outcome.stopped, "pids": receipt.pids, "took_ms": receipt.took_ms}
-                events.add(conn, self.claim.holder.job_id, "killed", killed)
-            return leases.finish(conn, self.claim.holder, state, result=result, error=error, files=files)
+            receipt = _receipt(outcome)
+            if receipt is not None:
+                events.add(conn, self.claim.holder.job_id, "killed", receipt)
+            return leases.finish(
+                conn, self.claim.holder, state, result=result, error=error, files=files, receipt=receipt
+            )
 
         final = self._persist(end)
         self.is_finished = True
@@ -223,18 +253,37 @@ class JobRun:
             return State.failed, {**message.get("more", {}), "code": message["code"], "message": message["message"]}
         return State.succeeded, None
 
-    def _store_file(self, file: dict[str, Any]) -> dict[str, Any]:
+    def _store_files(self, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of these files once their bytes are stored. Raises OSError, naming the one that could not be."""
+        name = ""
+        rows: list[dict[str, Any]] = []
         try:
-            sha256, size = self.station.blobs.put(Path(file["path"]))
+            digests = {}
+            for file in made:
+                name = file["name"]
+                digests[name] = digest(Path(file["path"]))
+            if digests:
+                self._persist(lambda conn: retention.pin(conn, self.claim.holder, list(digests.values())))
+            for file in made:
+                name = file["name"]
+                sha256, size = self.station.blobs.put(Path(file["path"]), digests[name])
+                rows.append({"name": name, "media_type": file["media_type"], "bytes": size, "sha256": sha256})
+        except SQLAlchemyError:
+            raise
         except Exception as error:
-            raise OSError(f"{file['name']}: {error}") from error
-        return {"name": file["name"], "media_type": file["media_type"], "bytes": size, "sha256": sha256}
+            raise OSError(f"{name}: {error}") from error
+        return rows
 
-    def _give_back(self, reason: str, *, spent: bool) -> None:
+    def _give_back(self, reason: str, *, spent: bool, outcome: Outcome | None = None) -> None:
         def back(conn: Connection) -> State | None:
             self._write_last_words(conn)
             return leases.give_back(
-                conn, self.claim.holder, reason, spent=spent, max_attempts=self.station.settings.max_attempts
+                conn,
+                self.claim.holder,
+                reason,
+                spent=spent,
+                max_attempts=self.station.settings.max_attempts,
+                receipt=None if outcome is None else _receipt(outcome),
             )
 
         state = self._persist(back)
@@ -288,6 +337,15 @@ class JobRun:
                     return None
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 2.0)
+
+
+def _receipt(outcome: Outcome) -> dict[str, Any] | None:
+    """What it took to end the job's processes (`torchstone.jobs.Receipt`); None where it ended by itself."""
+    if outcome.stopped is None:
+        return None
+    receipt = dataclasses.asdict(outcome.receipt)
+    del receipt["survivors"]  # there are none
+    return {"reason": outcome.stopped, **receipt}
 
 
 def _completed(result: str, files: list[dict[str, Any]], neighbours: list[dict[str, Any]]) -> str:
