@@ -39,16 +39,10 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    for router in (
-        jobs.router,
-        results.router,
-        charts.router,
-        artifacts.router,
-        watching.router,
-        inventory.router,
-        health.router,
-    ):
-        app.include_router(router)
+    parts = (jobs, results, charts, artifacts, watching, inventory, health)
+    for part in parts:
+        app.include_router(part.router)
+    app.state.endpoints = [route for part in parts for route in part.router.routes]
     problems.install(app)
     openapi.install(app)
     app.add_middleware(CountRequests)

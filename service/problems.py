@@ -92,7 +92,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 def _allowed(request: Request) -> list[str]:
     """The methods of all routes at this path: the router itself names those of the first alone."""
     found: set[str] = set()
-    for route in request.app.routes:
+    for route in [*request.app.routes, *request.app.state.endpoints]:
         if route.matches(request.scope)[0] != Match.NONE:
             found |= getattr(route, "methods", None) or set()
     return sorted(found)
