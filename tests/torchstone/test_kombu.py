@@ -1,4 +1,4 @@
-"""kombu 5.7.0 ends a Celery worker that holds an unacknowledged message while its broker dies: ours must never hold one.
+"""kombu 5.7.0 ends a Celery worker that holds an unacknowledged message when its broker dies: ours never holds one.
 
 Two workers of Celery alone, each in the middle of a task when the broker is killed. With our settings it lives and does
 the next task. With late acknowledgement it dies; when that test fails, kombu has mended it, and the settings in
