@@ -37,7 +37,7 @@ from torchstone.store.artifacts import Blobs
 from worker.alive import Alive
 from worker.devices import discover, machine_id, memory_limit_bytes
 from worker.launch import Launcher, end_recorded
-from worker.run import JobRun, Station
+from worker.run import DATABASE_AWAY, JobRun, Station
 
 KEEP_S = 0.5
 """How soon a cancellation is seen."""
@@ -89,6 +89,7 @@ class WorkerHost:
             self.work,
             self._stopping,
             self._alive.path,
+            self._is_overdue,
         )
         self._draining = False
         self._renewed_s = time.monotonic()
@@ -266,14 +267,17 @@ class WorkerHost:
             for job_id, attempt in held.keys() - self._runs.keys():
                 holder = leases.Holder(job_id, attempt, self.host.name, self.host.incarnation)
                 fenced = (job_id, attempt) in self._fenced
-                reason = "the database was out of reach" if fenced else "its worker lost it"
+                reason = DATABASE_AWAY if fenced else "its worker lost it"
                 with self.store.write() as conn:
                     leases.give_back(conn, holder, reason, spent=not fenced, max_attempts=self.settings.max_attempts)
                 log.warning("gave back a job that does not run here any more", job_id=job_id, attempt=attempt)
             self._fenced.clear()
 
+    def _is_overdue(self) -> bool:
+        return time.monotonic() - self._renewed_s > self.settings.fence_s
+
     def _fence(self) -> None:
-        if time.monotonic() - self._renewed_s > self.settings.fence_s:
+        if self._is_overdue():
             for run in self.runs():
                 holder = run.claim.holder
                 if (holder.job_id, holder.attempt) not in self._fenced:

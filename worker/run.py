@@ -42,6 +42,7 @@ from worker.servers import preload_for
 
 FLUSH_S = 0.5
 GPU_BACK_WITHIN_S = 10.0
+DATABASE_AWAY = "the database was out of reach"
 _CHUNK_CHARS = 1 << 18
 T = TypeVar("T")
 
@@ -61,6 +62,8 @@ class Station:
     """Set when there is no more time to wait for anything."""
     alive: Path
     """See `worker.alive`."""
+    is_overdue: Callable[[], bool]
+    """Whether the worker could not renew its leases for as long as it may go without: the database is away."""
 
 
 class JobRun:
@@ -147,7 +150,10 @@ class JobRun:
             self._give_back("the worker is shutting down", spent=False, outcome=outcome)
             return
         if outcome.message is None and alive.ended_itself(self.folder):
-            self._give_back("its worker was not heard of, so it ended itself", spent=True)
+            if self.station.is_overdue():
+                self._give_back(DATABASE_AWAY, spent=False)
+            else:
+                self._give_back("its worker was not heard of, so it ended itself", spent=True)
             return
         if outcome.orphaned:
             self._give_back("the forkserver died, and the job's process with it", spent=True)

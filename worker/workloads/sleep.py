@@ -42,6 +42,7 @@ def _alone(job_id: str) -> socket.socket:
         try:
             held.bind(f"\0torchstone-sleep-{job_id}")
         except OSError:
+            held.close()
             raise WorkloadError("another process runs this very job at this moment") from None
     return held
 
