@@ -55,6 +55,8 @@ class Stand:
     environment: dict[str, str]
     submitted: list[str] = field(default_factory=list)
     server: PostgreSQL | None = None
+    roots: list[int] = field(default_factory=list)
+    """Beside `up`: supervisors of further workers."""
 
     def settings(self) -> Settings:
         return Settings(data=self.data)
@@ -124,7 +126,7 @@ class Stand:
         for process in self.up.mark.processes():
             with contextlib.suppress(psutil.Error):
                 above = process.parents()
-                if process.pid != self.up.process.pid and self.up.process.pid not in [each.pid for each in above]:
+                if not {self.up.process.pid, *self.roots} & {process.pid, *(each.pid for each in above)}:
                     found.append(["no parent", *process.cmdline()])
                 if above and "forkserver" in " ".join(above[0].cmdline()):
                     found.append(["of a job", *process.cmdline()])

@@ -58,6 +58,7 @@ def second_host(stand: Stand) -> Iterator[psutil.Process]:
     with log.open("wb") as out:
         argv = [*PROGRAM, "worker", "--data", str(stand.data)]
         worker = subprocess.Popen(argv, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    stand.roots = [worker.pid]
     try:
         wait_until(lambda: "is ready" in log.read_text(), 60, log.read_text)
         yield psutil.Process(worker.pid)
