@@ -110,6 +110,7 @@ KINDS: dict[str, type[JitSpec] | type[AsyncSpec] | type[ParallelSpec] | type[Tra
     "train": TrainSpec,
 }
 Spec = Annotated[JitSpec | AsyncSpec | ParallelSpec | TrainSpec, Field(discriminator="kind")]
+AnySpec = JitSpec | AsyncSpec | ParallelSpec | TrainSpec | SleepSpec
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "jit": {
@@ -156,12 +157,12 @@ DIAGNOSTIC_KINDS: dict[str, type[SleepSpec]] = {"sleep": SleepSpec}
 """Not experiments: accepted only where TORCHSTONE_DIAGNOSTICS is set, and shown nowhere."""
 
 
-def kinds(diagnostics: bool) -> dict[str, type[JitSpec] | type[TrainSpec] | type[SleepSpec]]:
+def kinds(diagnostics: bool) -> dict[str, type[AnySpec]]:
     """Every kind that is accepted."""
     return {**KINDS, **DIAGNOSTIC_KINDS} if diagnostics else {**KINDS}
 
 
-def parse_spec(body: Any, *, diagnostics: bool = False) -> JitSpec | TrainSpec | SleepSpec:
+def parse_spec(body: Any, *, diagnostics: bool = False) -> AnySpec:
     """The spec that `body` (decoded JSON) describes, with its defaults filled in; see `kinds` for `diagnostics`.
 
     Raises InvalidRequest with one pointer and sentence per fault.

@@ -17,7 +17,7 @@ MODULES = {
     "async": "worker.workloads.async_",
     "parallel": "worker.workloads.parallel",
     "train": "worker.workloads.train",
-    \"sleep\": \"worker.workloads.sleep\",  # a diagnostic, accepted only where a setting says so
+    "sleep": "worker.workloads.sleep",  # a diagnostic, accepted only where a setting says so
 }
 
 

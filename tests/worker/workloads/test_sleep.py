@@ -20,7 +20,7 @@ def spec(**fields: object) -> SleepSpec:
 
 
 def test_it_is_accepted_only_where_diagnostics_are() -> None:
-    with pytest.raises(InvalidRequest, match="unknown kind 'sleep'; the kinds are: jit, train"):
+    with pytest.raises(InvalidRequest, match="unknown kind 'sleep'"):
         parse_spec({"kind": "sleep"})
     assert "sleep" not in KINDS and set(MODULES) == {*KINDS, "sleep"}
 
