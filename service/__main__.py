@@ -44,7 +44,7 @@ def main() -> int:
     """Serve until SIGINT or SIGTERM."""
     try:
         settings = Settings.load()
-        configure_logging(settings.log_level, "api")
+        configure_logging(settings.log_level, "api", settings.log_format)
         _check_schema(settings)
         Blobs(settings.artifacts_url)  # a URL that cannot be opened is told here, before anything is started
         listener = _listen(settings)

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import openapi, problems
+from service.metrics import CountRequests
 from service.routes import artifacts, charts, health, inventory, jobs, results, watching
 from service.runtime import running
 from torchstone import __version__
@@ -38,18 +39,13 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    for router in (
-        jobs.router,
-        results.router,
-        charts.router,
-        artifacts.router,
-        watching.router,
-        inventory.router,
-        health.router,
-    ):
-        app.include_router(router)
+    parts = (jobs, results, charts, artifacts, watching, inventory, health)
+    for part in parts:
+        app.include_router(part.router)
+    app.state.endpoints = [route for part in parts for route in part.router.routes]
     problems.install(app)
     openapi.install(app)
+    app.add_middleware(CountRequests)
     if settings.log_level == "debug":
         app.add_middleware(_LogRequests)
     return app

@@ -2,7 +2,8 @@
 
     await fleet.check(spec)                    # InvalidRequest where no registered host could ever run it
     await fleet.waiting_for(row)
-    # {"position": 3, "reason": "2 jobs are ahead in the queue", "blocked_by": ["01938c5e-..."]}
+    # {"position": 1, "reason": "it is next, and waits for 2 cuda devices on one host; held by 01938c5e-... until about
+    #  2026-11-30 01:14 UTC", "blocked_by": ["01938c5e-..."]}
 
 Hosts come and go in seconds, leases in fractions of one: both are remembered for a moment, so that a thousand clients
 that poll ask the database no oftener than one.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from time import monotonic
 from typing import Any, Generic, TypeVar
@@ -28,6 +30,8 @@ from torchstone.store import hosts, jobs
 _HOSTS_FOR_S = 1.0
 _LEASES_FOR_S = 0.1
 _MOST_NAMED = 16
+_MOST_EXPLAINED = 3
+_MOST_LEFT_S = 30 * 86400.0  # a job may claim anything
 
 Json = dict[str, Any]
 Value = TypeVar("Value")
@@ -125,7 +129,7 @@ class Fleet:
         return {
             "position": None if capped else ahead + 1,
             **({"position_at_least": ahead + 1} if capped else {}),
-            "reason": _reason(wanted, ahead, living, able, leases),
+            "reason": _reason(wanted, ahead, living, able, leases, datetime.now(UTC)),
             "blocked_by": holders[:_MOST_NAMED],
         }
 
@@ -145,7 +149,9 @@ def _able(wanted: Waiting, living: Sequence[Json]) -> list[Json]:
     ]
 
 
-def _reason(wanted: Waiting, ahead: int, living: Sequence[Json], able: Sequence[Json], leases: Sequence[Json]) -> str:
+def _reason(
+    wanted: Waiting, ahead: int, living: Sequence[Json], able: Sequence[Json], leases: Sequence[Json], now: datetime
+) -> str:
     if not living:
         return "no worker host is up"
     kind = "" if wanted.device_type == "auto" else f"{wanted.device_type} "
@@ -155,8 +161,29 @@ def _reason(wanted: Waiting, ahead: int, living: Sequence[Json], able: Sequence[
     if ahead:
         many = f"at least {ahead} jobs are" if ahead >= jobs.MOST_AHEAD else f"{ahead} jobs are"
         return f"{'1 job is' if ahead == 1 else many} ahead in the queue"
-    if any(lease["exclusive"] for lease in leases):
-        return "another job has the machine to itself while it measures"
-    if leases:
-        return f"it is next, and {devices} must become free"
-    return "it is next: a worker is about to take it"
+    if not leases:
+        return "it is next: a worker is about to take it"
+    if is_exclusive(wanted.isolation, _type_of(wanted, living)):
+        devices += " on a machine that it has to itself"
+    elif wanted.device_count > 1:
+        devices += " on one host"
+    # The one that is done first is listed first: often it is the one that counts.
+    held = sorted((_end(lease, now), lease["job_id"], lease) for lease in leases)
+    shown = [_held(lease, until) for until, _, lease in held[:_MOST_EXPLAINED]]
+    more = f" and {len(held) - len(shown)} more" if len(held) > len(shown) else ""
+    return f"it is next, and waits for {devices}; held by {', '.join(shown)}{more}"
+
+
+def _end(lease: Json, now: datetime) -> datetime:
+    """When a lease ends: what the job itself expects, else when its time limit is over; to the minute, rounded up."""
+    if lease["left_s"] is None:
+        end = datetime.fromtimestamp(lease["by_us"] / 1e6, UTC)
+    else:
+        end = now + timedelta(seconds=min(max(0.0, lease["left_s"]), _MOST_LEFT_S))
+    return end.replace(second=0, microsecond=0) + timedelta(minutes=1)
+
+
+def _held(lease: Json, until: datetime) -> str:
+    alone = ", which has the machine to itself," if lease["exclusive"] else ""
+    about, latest = ("", " at the latest") if lease["left_s"] is None else ("about ", "")
+    return f"{lease['job_id']}{alone} until {about}{until:%Y-%m-%d %H:%M} UTC{latest}"

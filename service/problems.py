@@ -20,6 +20,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from torchstone.errors import FieldError, InvalidRequest, RequestError, Unavailable
@@ -81,9 +82,20 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     detail = str(error.detail)
     if status == HTTPStatus.NOT_FOUND:
         detail = f"there is nothing at {path}; the routes are listed in /openapi.json"
-    elif status == HTTPStatus.METHOD_NOT_ALLOWED:
+    headers = dict(error.headers or {})
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
         detail = f"{request.method} is not possible at {path}"
-    return _response(status, status.phrase, detail, path, [], dict(error.headers or {}))
+        headers["Allow"] = ", ".join(_allowed(request))
+    return _response(status, status.phrase, detail, path, [], headers)
+
+
+def _allowed(request: Request) -> list[str]:
+    """The methods of all routes at this path: the router itself names those of the first alone."""
+    found: set[str] = set()
+    for route in [*request.app.routes, *request.app.state.endpoints]:
+        if route.matches(request.scope)[0] != Match.NONE:
+            found |= getattr(route, "methods", None) or set()
+    return sorted(found)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 import structlog
 from fastapi import Request
 
+from service.collector import Collector
 from service.database import Database
 from service.fleet import Fleet
+from service.metrics import Metrics
 from service.reconciler import reconcile_forever
 from service.waits import Waits
 from service.writer import Writer
@@ -40,11 +42,15 @@ class Runtime:
     waits: Waits
     fleet: Fleet
     bell: Bell
+    collector: Collector
+    metrics: Metrics
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    stopping: bool = False
 
     def release(self) -> None:
         """Answer everybody who waits with what is known now: the process is about to stop. Any thread, or a signal."""
+        self.stopping = True
         self.loop.call_soon_threadsafe(self.waits.release)
 
 
@@ -60,13 +66,24 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
     store = Store(settings.database_url)
     database = Database(store)
     writer, waits, bell = Writer(store), Waits(database), Bell(settings)
+    blobs = Blobs(settings.artifacts_url)
+    collector = Collector(store, blobs, settings)
     runtime = Runtime(
-        settings, database, Blobs(settings.artifacts_url), writer, waits, Fleet(database, settings.lease_s), bell
+        settings,
+        database,
+        blobs,
+        writer,
+        waits,
+        Fleet(database, settings.lease_s),
+        bell,
+        collector,
+        Metrics(database, settings),
     )
     for name, work in {
         "writer": writer.run(),
         "waits": waits.run(),
         "reconciler": reconcile_forever(database, bell, settings),
+        "collector": collector.run(),
     }.items():
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(_tell)

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from torchstone.errors import Unavailable
+from torchstone.scheduling import rank_us
 from torchstone.store import Store, is_transient, jobs
 from torchstone.store.jobs import NewJob, Stored
 
@@ -84,7 +85,7 @@ class Writer:
         try:
             with self._store.write() as conn:
                 stored = jobs.insert_many(conn, batch)
-                ahead = _ahead(conn, batch)
+                ahead = _ahead(conn, batch, stored)
             return [Accepted(each, ahead[new.job_id]) for new, each in zip(batch, stored, strict=True)]
         except Exception as error:  # whatever it is, it is for those who asked: the writer goes on
             if len(batch) <= 1 or (isinstance(error, SQLAlchemyError) and is_transient(error)):
@@ -93,14 +94,15 @@ class Writer:
         return [outcome for new in batch for outcome in self._commit([new])]
 
 
-def _ahead(conn: Connection, batch: Sequence[NewJob]) -> dict[str, int]:
+def _ahead(conn: Connection, batch: Sequence[NewJob], stored: Sequence[Stored]) -> dict[str, int]:
     """How many jobs are ahead of each: counted once for each priority, not once for each job."""
-    ahead: dict[str, int] = {}
-    by_priority: dict[int, list[str]] = {}
-    for new in batch:
-        by_priority.setdefault(new.row["priority"], []).append(new.job_id)
-    for priority, job_ids in by_priority.items():
+    ahead = {new.job_id: 0 for new in batch}
+    by_rank: dict[int, list[str]] = {}
+    for new, each in zip(batch, stored, strict=True):
+        if each.created:
+            by_rank.setdefault(rank_us(each.created_us, new.row["priority"]), []).append(new.job_id)
+    for rank, job_ids in by_rank.items():
         job_ids.sort()
-        before = jobs.ahead_of(conn, job_ids[0], priority)
+        before = jobs.ahead_of(conn, job_ids[0], rank)
         ahead |= {job_id: min(before + rank, jobs.MOST_AHEAD) for rank, job_id in enumerate(job_ids)}
     return ahead

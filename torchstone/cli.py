@@ -182,6 +182,13 @@ def cancel(job_id: JobId, url: Url = None) -> None:
         print(client.cancel(job_id)["state"])
 
 
+@app.command(rich_help_panel="Jobs")
+def delete(job_id: JobId, url: Url = None) -> None:
+    """Delete a finished job and its files."""
+    with _client(url) as client:
+        client.delete(job_id)
+
+
 # -- inventory --------------------------------------------------------------------------------------------------
 
 

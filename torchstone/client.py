@@ -129,6 +129,10 @@ class Client:
         """Ask for the job's end. Raises Conflict where it has ended already."""
         return self._json("POST", _job(job_id, "/cancel"))
 
+    def delete(self, job_id: str) -> None:
+        """Delete a finished job and its files. Raises Conflict where it has not ended, Gone where it was deleted."""
+        self._request("DELETE", _job(job_id))
+
     def logs(self, job_id: str, *, follow: bool = False) -> Iterator[str]:
         """What the job printed so far, in pieces; with `follow` until its end."""
         params = {"follow": "true"} if follow else {}

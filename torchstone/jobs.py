@@ -56,6 +56,16 @@ class Progress(BaseModel):
     message: str = ""
 
 
+class Receipt(BaseModel):
+    """The proof that a job's processes were ended, and that their memory is back."""
+
+    reason: str = Field(description="canceled | timed_out | out_of_memory | draining | lingering")
+    pids: list[int] = Field(description="Every process that was ended; none of them is left.")
+    took_ms: float
+    killed: bool = Field(description="Whether SIGTERM was not enough.")
+    memory_back_bytes: int = Field(description="What they held of the machine's memory, and hold no more.")
+
+
 class Attempt(BaseModel):
     """One go at running the job, and where it ran."""
 
@@ -66,6 +76,7 @@ class Attempt(BaseModel):
     finished_at: str | None = None
     outcome: str | None = Field(None, description="succeeded | failed | canceled | lost | returned")
     reason: str | None = None
+    receipt: Receipt | None = Field(None, description="What it took to end its processes, where the worker had to.")
 
 
 class Job(BaseModel):

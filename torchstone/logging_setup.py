@@ -14,14 +14,18 @@ import logging
 import sys
 from typing import Any
 
+import orjson
 import structlog
 
 _QUIET = ("kombu", "amqp", "asyncio", "httpx", "httpcore", "sse_starlette", "alembic")
 """Libraries that say much at info; they are heard from warning on."""
 
 
-def configure_logging(level: str, part: str) -> None:
-    """Send every log line of this process from `level` on to stderr, marked with its `part` (api, worker, ...)."""
+def configure_logging(level: str, part: str, log_format: str = "text") -> None:
+    """Send every log line of this process from `level` on to stderr, marked with its `part` (api, worker, ...).
+
+    `log_format`: "text" for people, "json" for one object a line.
+    """
 
     def mark(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         event.setdefault("part", part)
@@ -44,14 +48,21 @@ def configure_logging(level: str, part: str) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,
     )
-    renderer = structlog.dev.ConsoleRenderer(
-        colors=sys.stderr.isatty(), pad_event_to=0, pad_level=False, exception_formatter=structlog.dev.plain_traceback
-    )
+    rendering: list[structlog.typing.Processor] = [structlog.processors.format_exc_info]
+    if log_format == "json":
+        rendering.append(structlog.processors.JSONRenderer(serializer=_json))
+    else:
+        traceback = structlog.dev.plain_traceback
+        rendering = [
+            structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(), pad_event_to=0, pad_level=False, exception_formatter=traceback
+            )
+        ]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     root = logging.getLogger()
@@ -59,3 +70,7 @@ def configure_logging(level: str, part: str) -> None:
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+
+
+def _json(event: Any, **_: Any) -> str:
+    return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -2,10 +2,15 @@
 
     choose(host, waiting) -> Choice(job_id, devices, exclusive) | None
 
-The rule is strict order: high before low priority, then first come, first served. The first job in that order that
-this host could ever run is the one; while its devices are not free, nothing behind it overtakes, so a gang is never
-starved by a stream of smaller jobs. Jobs that this host cannot run (other devices, more of them, more memory) are no
-concern of it.
+The rule is one strict order (`rank_us`): first come, first served, and each step of priority counts as an hour
+of having come earlier. So a `low` job is overtaken by `normal` ones that come within an hour of it and by `high` ones
+within two, never by later ones: nothing starves.
+
+The first job in that order that this host could ever run is the one; while its devices are not free, nothing behind it
+overtakes, so a gang starts, at the latest, when those have ended that ran on the host when it came to the head. The
+price: devices that are free meanwhile stand still. Jobs that this host cannot run (other devices, more of them, more
+memory) are no concern of it, but for one case: a job that must have the machine to itself and is first for another
+worker of that machine.
 
 `choose` decides, the store's compare-and-set on the job's id makes it so (`torchstone.store.leases.claim`).
 """
@@ -16,6 +21,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 PRIORITIES = {"low": 0, "normal": 1, "high": 2}
+PRIORITY_STEP_US = 3600 * 1_000_000
+"""How much earlier a job of the next higher priority counts as having come."""
+
+
+def rank_us(created_us: int, priority: int) -> int:
+    """A job's place in the order of starting: the smallest is first, and of equal ones the smaller id."""
+    return created_us - priority * PRIORITY_STEP_US
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,12 @@ class Waiting:
     device_count: int
     isolation: str  # auto | device | host
     memory_bytes: int = 0
+    rank_us: int = 0
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """What jobs are ordered by."""
+        return self.rank_us, self.job_id
 
 
 @dataclass(frozen=True)
@@ -61,11 +79,17 @@ def is_exclusive(isolation: str, device_type: str) -> bool:
     return isolation == "host" or (isolation == "auto" and device_type == "cpu")
 
 
-def choose(host: HostView, waiting: Iterable[Waiting]) -> Choice | None:
-    """The job to start on `host` now, from `waiting` in the order in which they should run; None: not yet."""
+def choose(host: HostView, waiting: Iterable[Waiting], alone_next: Waiting | None = None) -> Choice | None:
+    """The job to start on `host` now, from `waiting` in the order in which they should run; None: not yet.
+
+    `alone_next`: the first job of those that other workers of the same machine will start on it and that must have it
+    to themselves. Whatever comes after it waits, or the machine might never be empty.
+    """
     if host.taken_whole:
         return None
     for job in waiting:
+        if alone_next is not None and alone_next.place < job.place:
+            return None
         device_type = resolve_type(job, len(host.devices.get("cuda", ())), host.cuda_elsewhere)
         names = host.devices.get(device_type, ())
         if job.device_count > len(names) or job.memory_bytes > host.memory_bytes:

@@ -59,7 +59,14 @@ class Settings(BaseSettings):
     checkpoint_s: float = Field(60.0, gt=0, description="A training saves itself at least this often, and each epoch.")
     log_limit_bytes: int = Field(4 << 20, ge=1024, description="Most of a job's output that is kept, per attempt.")
 
+    keep_days: float | None = Field(None, ge=0, le=36500, description="Days for which a finished job is kept.")
+    keep_artifact_bytes: int | None = Field(None, ge=0, description="Above it the oldest finished jobs are deleted.")
+    keep_keys_days: float = Field(7.0, gt=0, le=36500, description="Days for which an Idempotency-Key is remembered.")
+    collect_s: float = Field(60.0, gt=0, description="How often what need not be kept is looked for.")
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = Field("text", description="Log lines for people, or for a program.")
+    diagnostics: bool = Field(False, description="Accept jobs of the kind `sleep`, which try Torchstone itself.")
 
     @model_validator(mode="before")
     @classmethod

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from torchstone.asynchrony import AsyncSpec
 from torchstone.base_spec import BaseSpec, DeviceRequest, Priority
+from torchstone.diagnostics import SleepSpec
 from torchstone.errors import FieldError, InvalidRequest
 from torchstone.models import ModelSpec
 from torchstone.parallel import ParallelSpec
@@ -36,9 +37,11 @@ __all__ = [
     "ParallelSpec",
     "Priority",
     "Probe",
+    "SleepSpec",
     "Spec",
     "TrainSpec",
     "Variant",
+    "kinds",
     "parse_spec",
 ]
 
@@ -150,6 +153,7 @@ KINDS: dict[str, type[JitSpec] | type[AsyncSpec] | type[ParallelSpec] | type[Tra
     "hardware": HardwareSpec,
 }
 Spec = Annotated[JitSpec | AsyncSpec | ParallelSpec | TrainSpec | HardwareSpec, Field(discriminator="kind")]
+AnySpec = JitSpec | AsyncSpec | ParallelSpec | TrainSpec | HardwareSpec | SleepSpec
 
 EXAMPLES: dict[str, dict[str, Any]] = {
     "jit": {
@@ -193,23 +197,33 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def parse_spec(body: Any) -> Spec:
-    """The spec that `body` (decoded JSON) describes, with its defaults filled in.
+DIAGNOSTIC_KINDS: dict[str, type[SleepSpec]] = {"sleep": SleepSpec}
+"""Not experiments: accepted only where TORCHSTONE_DIAGNOSTICS is set, and shown nowhere."""
+
+
+def kinds(diagnostics: bool) -> dict[str, type[AnySpec]]:
+    """Every kind that is accepted."""
+    return {**KINDS, **DIAGNOSTIC_KINDS} if diagnostics else {**KINDS}
+
+
+def parse_spec(body: Any, *, diagnostics: bool = False) -> AnySpec:
+    """The spec that `body` (decoded JSON) describes, with its defaults filled in; see `kinds` for `diagnostics`.
 
     Raises InvalidRequest with one pointer and sentence per fault.
     """
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object", errors=[{"pointer": "", "detail": "not an object"}])
     kind = body.get("kind")
-    if not isinstance(kind, str) or kind not in KINDS:
-        known = ", ".join(KINDS)
+    accepted = kinds(diagnostics)
+    if not isinstance(kind, str) or kind not in accepted:
+        known = ", ".join(accepted)
         detail = "the field is required" if "kind" not in body else f"unknown kind {str(kind)[:80]!r}"
         raise InvalidRequest(
             f"{detail}; the kinds are: {known}",
             errors=[{"pointer": "/kind", "detail": f"{detail}; the kinds are: {known}"}],
         )
     try:
-        return KINDS[kind].model_validate(body)  # by its class: a union's own errors would point at /train/epochs
+        return accepted[kind].model_validate(body)  # by its class: a union's own errors would point at /train/epochs
     except ValidationError as error:
         errors = [_field_error(e["loc"], e["msg"], e["type"]) for e in error.errors(include_url=False)]
         first = errors[0]

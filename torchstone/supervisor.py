@@ -244,6 +244,9 @@ class Supervisor:
         heard = len(self._signals)
         if heard:
             self.say(f"stopping ({signal.Signals(self._signals[0]).name})")
+        for running in self._running:
+            if running.process is not None:  # one that is suspended hears no TERM, and the others may wait for it
+                kill_group(running.process.pid, signal.SIGCONT)
         for running in reversed(self._running):
             self._stop(running, heard)
         kill_orphans(())

@@ -23,7 +23,7 @@ def main() -> int:
     host = None
     try:
         settings = Settings.load()
-        configure_logging(settings.log_level, "worker")
+        configure_logging(settings.log_level, "worker", settings.log_format)
         from worker.app import build, serve
         from worker.host import WorkerHost
 

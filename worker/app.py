@@ -8,6 +8,7 @@ free, the queue of gangs of k is not consumed: the bell then waits for the first
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
@@ -84,6 +85,11 @@ def build(settings: Settings, host: WorkerHost) -> Celery:
     def attach(sender: Any, **_: Any) -> None:
         queues.attach(sender)
         queues.fit(*host.free())
+
+    @signals.worker_shutting_down.connect(weak=False)
+    def drain(**_: Any) -> None:
+        # At once, beside Celery's own way out, which waits for a broker that may not answer.
+        threading.Thread(target=host.drain, name="drain", daemon=True).start()
 
     return app
 

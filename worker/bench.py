@@ -64,6 +64,10 @@ class Assignment:
     """Why what was saved cannot be used, where that is so."""
     checkpoint_s: float = 60.0
     """How often at least a long experiment should save itself."""
+    alive: str = ""
+    """The file that says when the worker last renewed its leases (`worker.alive`); "" = nobody watches."""
+    silence_s: float = 0.0
+    """How long that may be ago."""
 
 
 @dataclass

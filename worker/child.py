@@ -33,7 +33,7 @@ from torchstone.ceilings import Ceilings
 from torchstone.errors import JobError, OutOfMemory, WorkloadError
 from torchstone.results import Result
 from torchstone.specs import parse_spec
-from worker import processes
+from worker import alive, processes
 from worker.bench import Assignment, Bench, Event
 from worker.workloads import workload
 
@@ -59,7 +59,7 @@ def main(
     processes.become_subreaper()
     # What this process starts is to be below it, not a sibling out of the worker's own forkserver.
     multiprocessing.forkserver._forkserver = multiprocessing.forkserver.ForkServer()
-    _die_with_worker()
+    _die_with_worker(assignment)
     _print_into(output)
     _confine(assignment)
     bench = Bench(
@@ -81,7 +81,7 @@ def main(
     )
     message: dict[str, Any]
     try:
-        spec = parse_spec(orjson.loads(assignment.spec))
+        spec = parse_spec(orjson.loads(assignment.spec), diagnostics=True)  # whoever accepted it allowed it
         result = find(spec.kind)(spec, bench)
         message = {"type": "result", "result": result.to_json(), "files": bench.kept}
     except BaseException as error:
@@ -129,13 +129,19 @@ def as_job_error(error: BaseException) -> JobError:
     return WorkloadError(text[:4000])
 
 
-def _die_with_worker() -> None:
-    """End this process's whole group as soon as the worker's process ends, however it ends."""
+def _die_with_worker(assignment: Assignment) -> None:
+    """End this process's whole group as soon as the worker's process ends, or has long given no sign of life.
+
+    A worker that was stopped (SIGSTOP) loses its lease, and the job may start elsewhere: it must not run twice.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
-        multiprocessing.connection.wait([parent.sentinel])
+        while not multiprocessing.connection.wait([parent.sentinel], alive.look_every_s(assignment.silence_s)):
+            if alive.is_silent(assignment):
+                alive.end_itself(Path(assignment.folder))
+                break
         for pid in processes.descendants(os.getpid()):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

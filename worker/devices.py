@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,21 @@ def gpus(nvml: Any) -> list[dict[str, Any]]:
         except nvml.NVMLError as error:
             log.warning("a GPU is not used: NVML cannot tell what it is", index=index, error=str(error))
     return found
+
+
+def gpu_holders(uuids: Sequence[str], pids: Collection[int]) -> list[int]:
+    """Which of these processes still hold memory on these GPUs, as NVML tells; a driver gives it back a little late."""
+    import pynvml
+
+    held: set[int] = set()
+    pynvml.nvmlInit()
+    try:
+        for uuid in uuids:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            held.update(process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    finally:
+        pynvml.nvmlShutdown()
+    return sorted(held.intersection(pids))
 
 
 def _mig_instances(pynvml: Any, handle: Any) -> list[Any] | None:

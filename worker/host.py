@@ -34,10 +34,11 @@ from torchstone.jobs import State
 from torchstone.settings import Settings
 from torchstone.store import Store, hosts, leases
 from torchstone.store.artifacts import Blobs
+from worker.alive import Alive
 from worker.checkpoints import release
 from worker.devices import discover, machine_id, memory_limit_bytes
 from worker.launch import Launcher, end_recorded
-from worker.run import JobRun, Station
+from worker.run import DATABASE_AWAY, JobRun, Station
 
 KEEP_S = 0.5
 """How soon a cancellation is seen."""
@@ -74,10 +75,22 @@ class WorkerHost:
         self.on_free_change: Callable[[int, int], None] = lambda cuda, cpu: None
         """Told how many devices of each type are free: whenever that changed, and twice a second in any case."""
         self._runs: dict[tuple[str, int], JobRun] = {}
+        self._fenced: set[tuple[str, int]] = set()
+        """Jobs that were ended only because the database was out of reach: they are not to pay for that."""
+        self._alive = Alive(self.work / "alive")
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._station = Station(
-            settings, self.store, self.blobs, self.launcher, self.devices, self.host, self.work, self._stopping
+            settings,
+            self.store,
+            self.blobs,
+            self.launcher,
+            self.devices,
+            self.host,
+            self.work,
+            self._stopping,
+            self._alive.path,
+            self._is_overdue,
         )
         self._draining = False
         self._renewed_s = time.monotonic()
@@ -100,8 +113,9 @@ class WorkerHost:
                 "its worker was restarted",
                 max_attempts=self.settings.max_attempts,
             )
-        for job_id in lost:
-            log.warning("took back a job from this host's earlier run", job_id=job_id)
+        for holder in lost:
+            log.warning("took back a job from this host's earlier run", job_id=holder.job_id, attempt=holder.attempt)
+        self._renewed(time.monotonic())
         self._keeper.start()
         log.info("registered", host=self.host.name, devices=list(self.devices), memory_bytes=self.host.memory_bytes)
 
@@ -205,7 +219,7 @@ class WorkerHost:
                     with self.store.write() as conn:
                         known = leases.renew(conn, self.host.name, self.host.incarnation, self.settings.lease_s)
                     if known:
-                        self._renewed_s = now_s
+                        self._renewed(now_s)
                         self._give_back_forgotten()
                     elif self.runs():
                         log.error("another worker took this host's name: this one's leases are no longer renewed")
@@ -225,6 +239,11 @@ class WorkerHost:
             except Exception:
                 log.exception("the keeper met an error; going on")
             self._fence()
+
+    def _renewed(self, now_s: float) -> None:
+        """The leases run on from `now_s`: the jobs' own processes look for that, too."""
+        self._renewed_s = now_s
+        self._alive.say(now_s)
 
     def _obey(self) -> None:
         """End the jobs that were cancelled or that this worker no longer holds."""
@@ -249,16 +268,23 @@ class WorkerHost:
                 held = leases.held(conn, self.host.name, self.host.incarnation)
             for job_id, attempt in held.keys() - self._runs.keys():
                 holder = leases.Holder(job_id, attempt, self.host.name, self.host.incarnation)
+                fenced = (job_id, attempt) in self._fenced
+                reason = DATABASE_AWAY if fenced else "its worker lost it"
                 with self.store.write() as conn:
-                    leases.give_back(
-                        conn, holder, "its worker lost it", spent=True, max_attempts=self.settings.max_attempts
-                    )
+                    leases.give_back(conn, holder, reason, spent=not fenced, max_attempts=self.settings.max_attempts)
                 log.warning("gave back a job that does not run here any more", job_id=job_id, attempt=attempt)
+            self._fenced.clear()
+
+    def _is_overdue(self) -> bool:
+        return time.monotonic() - self._renewed_s > self.settings.fence_s
 
     def _fence(self) -> None:
-        if time.monotonic() - self._renewed_s > self.settings.fence_s:
+        if self._is_overdue():
             for run in self.runs():
-                log.error("ending a job: its lease could not be renewed", job_id=run.claim.holder.job_id)
+                holder = run.claim.holder
+                if (holder.job_id, holder.attempt) not in self._fenced:
+                    run.log.error("ending the job: its lease could not be renewed")
+                self._fenced.add((holder.job_id, holder.attempt))
                 run.stop("fenced")
 
     def _clear_work(self) -> None:

@@ -33,6 +33,8 @@ class Receipt:
     killed: bool = False
     """Whether SIGTERM was not enough."""
     survivors: list[int] = field(default_factory=list)
+    memory_back_bytes: int = 0
+    """What they held of the machine's memory, and hold no more."""
 
 
 def die_with_parent() -> None:
@@ -117,6 +119,7 @@ def end_group(leader: int, grace_s: float, also: list[int] | None = None) -> Rec
         return [pid for pid in seen if is_alive(pid)]
 
     receipt.pids = sorted(living())
+    held_bytes = private_bytes(receipt.pids)
     if grace_s > 0 and receipt.pids:
         _signal(leader, receipt.pids, signal.SIGTERM)
         # A stopped process takes no TERM until it goes on.
@@ -131,6 +134,7 @@ def end_group(leader: int, grace_s: float, also: list[int] | None = None) -> Rec
         _signal(leader, left, signal.SIGKILL)
         _wait_for(lambda: not living(), 0.1)
     receipt.survivors = living()
+    receipt.memory_back_bytes = max(0, held_bytes - private_bytes(receipt.survivors))
     receipt.took_ms = (time.monotonic() - begun) * 1e3
     return receipt
 

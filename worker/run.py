@@ -12,6 +12,7 @@ the record is made when it is back, unless the lease is lost by then.
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import shutil
 import threading
 import time
@@ -30,16 +31,19 @@ from torchstone.jobs import State
 from torchstone.results import dumps
 from torchstone.settings import Settings
 from torchstone.specs import parse_spec
-from torchstone.store import Store, events, is_transient, leases, logs, reports
-from torchstone.store.artifacts import Blobs
+from torchstone.store import Store, events, is_transient, leases, logs, reports, retention
+from torchstone.store.artifacts import Blobs, digest
 from torchstone.store.hosts import Host
+from worker import alive, processes
 from worker.bench import Assignment, LeasedDevice
 from worker.checkpoints import CheckpointKeeper, release_if_possible
-from worker.devices import Device, usable_cores
+from worker.devices import Device, gpu_holders, usable_cores
 from worker.launch import JobProcess, Launcher, Outcome
 from worker.servers import preload_for
 
 FLUSH_S = 0.5
+GPU_BACK_WITHIN_S = 10.0
+DATABASE_AWAY = "the database was out of reach"
 _CHUNK_CHARS = 1 << 18
 T = TypeVar("T")
 
@@ -57,6 +61,10 @@ class Station:
     work: Path
     closing: threading.Event
     """Set when there is no more time to wait for anything."""
+    alive: Path
+    """See `worker.alive`."""
+    is_overdue: Callable[[], bool]
+    """Whether the worker could not renew its leases for as long as it may go without: the database is away."""
 
 
 class JobRun:
@@ -103,6 +111,9 @@ class JobRun:
                 self._process.stop(reason)
 
     def _run(self) -> None:
+        # On every line that this thread logs, whoever's it is.
+        holder = self.claim.holder
+        structlog.contextvars.bind_contextvars(job_id=holder.job_id, attempt=holder.attempt)
         try:
             self._attempt()
         except Exception as error:
@@ -134,20 +145,42 @@ class JobRun:
             deadline_s=begun_s + self.claim.timeout_s,
             grace_s=self.station.settings.kill_grace_s,
         )
-        if outcome.receipt.survivors:
-            self.log.error("processes would not die", pids=outcome.receipt.survivors)
+        self._see_it_gone(outcome)
         self._output.close()
         self._checkpoints.settle()
         if outcome.stopped == "fenced":
             self.log.warning("the job was taken away; its processes are gone, nothing is recorded")
             return
         if outcome.stopped == "draining":
-            self._give_back("the worker is shutting down", spent=False)
+            self._give_back("the worker is shutting down", spent=False, outcome=outcome)
+            return
+        if outcome.message is None and alive.ended_itself(self.folder):
+            if self.station.is_overdue():
+                self._give_back(DATABASE_AWAY, spent=False)
+            else:
+                self._give_back("its worker was not heard of, so it ended itself", spent=True)
             return
         if outcome.orphaned:
             self._give_back("the forkserver died, and the job's process with it", spent=True)
             return
         self._record(outcome)
+
+    def _see_it_gone(self, outcome: Outcome) -> None:
+        """Hold the job and its devices until no process of it is left: one may be stuck in the kernel for a while."""
+        receipt = outcome.receipt
+        while receipt.survivors and not self.station.closing.is_set():
+            self.log.error("processes would not die; their devices stay taken", pids=receipt.survivors)
+            more = processes.end_group(receipt.survivors[0], 0, receipt.survivors)
+            receipt.took_ms += more.took_ms
+            receipt.memory_back_bytes += more.memory_back_bytes
+            receipt.survivors = more.survivors
+        uuids = [uuid for name in self.claim.devices if (uuid := self.station.devices[name].uuid) is not None]
+        deadline_s = time.monotonic() + GPU_BACK_WITHIN_S
+        while uuids and (holders := gpu_holders(uuids, receipt.pids)):
+            if time.monotonic() > deadline_s:
+                self.log.error("GPU memory did not come back", pids=holders)
+                return
+            time.sleep(0.05)
 
     def _end_unstarted(self) -> None:
         """It was stopped while its process was still starting."""
@@ -158,7 +191,7 @@ class JobRun:
             self._give_back("the worker is shutting down", spent=False)
 
     def _assignment(self) -> Assignment:
-        spec = parse_spec(orjson.loads(self.claim.spec))
+        spec = parse_spec(orjson.loads(self.claim.spec), diagnostics=True)
         # A report on the machine is of all that the worker owns there, when nobody else is on it.
         names = self.station.devices if spec.kind == "hardware" and self.claim.exclusive else self.claim.devices
         leased = [self.station.devices[name] for name in names]
@@ -183,6 +216,8 @@ class JobRun:
             saved=tuple((name, str(file)) for name, file in saved.items()),
             saved_fault=fault,
             checkpoint_s=self.station.settings.checkpoint_s,
+            alive=str(self.station.alive),
+            silence_s=(self.station.settings.fence_s + self.station.settings.lease_s) / 2,
         )
 
     def _record(self, outcome: Outcome) -> None:
@@ -193,7 +228,7 @@ class JobRun:
         try:
             # A file that was kept twice under one name counts as it was kept last.
             made = {file["name"]: file for file in message.get("files", [])}
-            files = [self._store_file(file) for file in made.values()]
+            files = self._store_files(list(made.values()))
         except OSError as failure:
             error = {"code": ArtifactFailed.code, "message": f"a file of the job could not be stored: {failure}"}
             state = State.failed
@@ -203,11 +238,12 @@ class JobRun:
 
         def end(conn: Connection) -> State | None:
             self._write_last_words(conn)
-            if outcome.stopped is not None:
-                receipt = outcome.receipt
-                killed = {"reason": outcome.stopped, "pids": receipt.pids, "took_ms": receipt.took_ms}
-                events.add(conn, self.claim.holder.job_id, "killed", killed)
-            return leases.finish(conn, self.claim.holder, state, result=result, error=error, files=files)
+            receipt = _receipt(outcome)
+            if receipt is not None:
+                events.add(conn, self.claim.holder.job_id, "killed", receipt)
+            return leases.finish(
+                conn, self.claim.holder, state, result=result, error=error, files=files, receipt=receipt
+            )
 
         final = self._persist(end)
         self.is_finished = True
@@ -240,18 +276,37 @@ class JobRun:
             return State.failed, {**message.get("more", {}), "code": message["code"], "message": message["message"]}
         return State.succeeded, None
 
-    def _store_file(self, file: dict[str, Any]) -> dict[str, Any]:
+    def _store_files(self, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of these files once their bytes are stored. Raises OSError, naming the one that could not be."""
+        name = ""
+        rows: list[dict[str, Any]] = []
         try:
-            sha256, size = self.station.blobs.put(Path(file["path"]))
+            digests = {}
+            for file in made:
+                name = file["name"]
+                digests[name] = digest(Path(file["path"]))
+            if digests:
+                self._persist(lambda conn: retention.pin(conn, self.claim.holder, list(digests.values())))
+            for file in made:
+                name = file["name"]
+                sha256, size = self.station.blobs.put(Path(file["path"]), digests[name])
+                rows.append({"name": name, "media_type": file["media_type"], "bytes": size, "sha256": sha256})
+        except SQLAlchemyError:
+            raise
         except Exception as error:
-            raise OSError(f"{file['name']}: {error}") from error
-        return {"name": file["name"], "media_type": file["media_type"], "bytes": size, "sha256": sha256}
+            raise OSError(f"{name}: {error}") from error
+        return rows
 
-    def _give_back(self, reason: str, *, spent: bool) -> None:
+    def _give_back(self, reason: str, *, spent: bool, outcome: Outcome | None = None) -> None:
         def back(conn: Connection) -> State | None:
             self._write_last_words(conn)
             return leases.give_back(
-                conn, self.claim.holder, reason, spent=spent, max_attempts=self.station.settings.max_attempts
+                conn,
+                self.claim.holder,
+                reason,
+                spent=spent,
+                max_attempts=self.station.settings.max_attempts,
+                receipt=None if outcome is None else _receipt(outcome),
             )
 
         state = self._persist(back)
@@ -305,6 +360,15 @@ class JobRun:
                     return None
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, 2.0)
+
+
+def _receipt(outcome: Outcome) -> dict[str, Any] | None:
+    """What it took to end the job's processes (`torchstone.jobs.Receipt`); None where it ended by itself."""
+    if outcome.stopped is None:
+        return None
+    receipt = dataclasses.asdict(outcome.receipt)
+    del receipt["survivors"]  # there are none
+    return {"reason": outcome.stopped, **receipt}
 
 
 def _completed(result: str, files: list[dict[str, Any]], neighbours: list[dict[str, Any]]) -> str:

@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from torchstone.parallel import Part
-from torchstone.specs import JitSpec, ParallelSpec, Spec, Variant
+from torchstone.specs import AnySpec, JitSpec, ParallelSpec, Variant
 
 PLAIN = "worker.preload"
 COMPILER = "worker.preload_compiler"
@@ -34,7 +34,7 @@ _COMPILED = {
 }
 
 
-def preload_for(spec: Spec) -> str:
+def preload_for(spec: AnySpec) -> str:
     """The module whose imports a job of this spec wants to find done."""
     compiles = isinstance(spec, JitSpec) and not _COMPILED.isdisjoint(spec.variants)
     distributes = spec.kind in ("train", "hardware") or (isinstance(spec, ParallelSpec) and Part.schedule in spec.parts)

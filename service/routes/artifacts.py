@@ -68,7 +68,8 @@ async def download(job_id: str, name: str, request: Request) -> Response:
     }
     if responses.matches(request.headers.get("if-none-match"), headers["ETag"]):
         return Response(None, 304, headers)
-    part = _part(request, size, headers["ETag"])
+    # A range is a matter of GET alone (RFC 9110, 14.2).
+    part = None if request.method == "HEAD" else _part(request, size, headers["ETag"])
     start, end = part or (0, size)
     headers |= {
         "Content-Length": str(end - start),

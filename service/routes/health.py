@@ -1,7 +1,8 @@
-"""Whether the process lives (`/healthz`) and whether it can do its work (`/readyz`).
+"""Whether the process lives (`/healthz`), whether it can do its work (`/readyz`), and in figures how (`/metrics`).
 
-`/readyz` is 503 while the database, its schema, the broker or the artifact store is not as it must be, and says which.
-Jobs are accepted without a broker: workers then find them a little later, by themselves.
+`/readyz` is 503 while the database, its schema, the broker or the artifact store is not as it must be, or this process
+is stopping or has lost a part, and says which. Jobs are accepted without a broker: workers then find them a little
+later, by themselves.
 """
 
 from __future__ import annotations
@@ -49,7 +50,17 @@ def _checks(runtime: Runtime) -> dict[str, Callable[[], object]]:
         "database": lambda: require_current_schema(runtime.database.store),
         "broker": runtime.bell.answers,
         "artifacts": runtime.blobs.reachable,
+        "service": lambda: _at_work(runtime),
     }
+
+
+def _at_work(runtime: Runtime) -> None:
+    """Raise where this process itself should get no more requests."""
+    if runtime.stopping:
+        raise RuntimeError("this process is about to stop")
+    ended = [task.get_name() for task in runtime.tasks if task.done()]
+    if ended:
+        raise RuntimeError(f"parts of this process have ended: {', '.join(ended)}; its log tells why")
 
 
 async def _answer(check: Callable[[], object]) -> str:
@@ -61,3 +72,14 @@ async def _answer(check: Callable[[], object]) -> str:
         return f"no answer within {_WITHIN_S:g} s"
     except Exception as error:  # whatever the part raises is what is to be told
         return str(getattr(error, "orig", None) or error).strip().partition("\n")[0][:300] or type(error).__name__
+
+
+@get(
+    router,
+    "/metrics",
+    summary="Figures for Prometheus",
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(request: Request) -> Response:
+    body, media_type = await of(request).metrics.render()
+    return Response(body, 200, {"Cache-Control": "no-store"}, media_type)

@@ -1,4 +1,4 @@
-"""Jobs: submit, look, list, cancel.
+"""Jobs: submit, look, list, cancel, delete.
 
     curl -d '{"kind": "jit", "model": {"preset": "mlp"}}' localhost:8000/v1/jobs
     curl 'localhost:8000/v1/jobs/01938c5e-...?wait=30'
@@ -27,10 +27,10 @@ from service.queries import Query, preferred_wait_s, refuse
 from service.routes import get, plain_router
 from service.runtime import Runtime, of
 from service.waits import until_finished
-from torchstone.errors import BadRequest, InvalidRequest, NotFound
+from torchstone.errors import BadRequest, Gone, InvalidRequest, NotFound
 from torchstone.jobs import TERMINAL, State
-from torchstone.specs import KINDS, BaseSpec, parse_spec
-from torchstone.store import jobs
+from torchstone.specs import BaseSpec, kinds, parse_spec
+from torchstone.store import jobs, retention
 from torchstone.store.jobs import NewJob
 
 router = plain_router(prefix="/v1", tags=["jobs"])
@@ -42,17 +42,24 @@ _JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 async def find(runtime: Runtime, job_id: str) -> dict[str, Any]:
-    """The row of a job; of a queued one also how many are `ahead`. Raises NotFound."""
+    """The row of a job; of a queued one also how many are `ahead`. Raises NotFound, or Gone where it was deleted."""
     row = await runtime.database.read(_look, job_id) if _JOB_ID.fullmatch(job_id) else None
     if row is None:
-        raise NotFound(f"there is no job {job_id[:80]!r}")
+        raise await _missing(runtime, job_id)
     return row
+
+
+async def _missing(runtime: Runtime, job_id: str) -> NotFound | Gone:
+    epitaph = await runtime.database.read(retention.epitaph, job_id) if _JOB_ID.fullmatch(job_id) else None
+    if epitaph is not None:
+        return Gone(f"job {job_id} was deleted: {epitaph}")
+    return NotFound(f"there is no job {job_id[:80]!r}")
 
 
 def _look(conn: Connection, job_id: str) -> dict[str, Any] | None:
     row = jobs.get(conn, job_id)
     if row is not None and row["state"] == State.queued:
-        row["ahead"] = jobs.ahead_of(conn, job_id, row["priority"])
+        row["ahead"] = jobs.ahead_of(conn, job_id, row["rank_us"])
     return row
 
 
@@ -70,7 +77,8 @@ def _look(conn: Connection, job_id: str) -> dict[str, Any] | None:
 async def submit(request: Request) -> Response:
     runtime = of(request)
     query = Query(request, "validate_only")
-    spec = parse_spec(bodies.decode(await bodies.read(request, runtime.settings.max_body_bytes)))
+    body = bodies.decode(await bodies.read(request, runtime.settings.max_body_bytes))
+    spec = parse_spec(body, diagnostics=runtime.settings.diagnostics)
     key = _idempotency_key(request)
     try:
         needed_bytes = await runtime.fleet.check(spec)
@@ -157,8 +165,9 @@ async def listing(request: Request) -> Response:
         if state not in _STATES:
             raise refuse("state", f"unknown state {state[:40]!r}; the states are: {', '.join(_STATES)}")
     kind = query.text("kind")
-    if kind is not None and kind not in KINDS:
-        raise refuse("kind", f"unknown kind {kind[:40]!r}; the kinds are: {', '.join(KINDS)}")
+    known = kinds(of(request).settings.diagnostics)
+    if kind is not None and kind not in known:
+        raise refuse("kind", f"unknown kind {kind[:40]!r}; the kinds are: {', '.join(known)}")
     label = _label(query.text("label"))
     limit = query.integer("limit", 50, least=1, most=500)
     filters = hashlib.blake2b(orjson.dumps([sorted(set(states)), kind, label]), digest_size=6).hexdigest()
@@ -216,3 +225,20 @@ async def cancel(job_id: str, request: Request) -> Response:
     body = documents.encode(documents.job(row, await runtime.fleet.waiting_for(row)))
     headers = {} if row["state"] in TERMINAL else {"Retry-After": RETRY_AFTER_S}
     return responses.json(body, 202, {"Location": f"/v1/jobs/{job_id}", **headers})
+
+
+@router.delete(
+    "/jobs/{job_id}",
+    status_code=204,
+    response_model=None,
+    summary="Delete a finished job and its files",
+    responses={204: {"description": "Deleted; from now on it is 410"}},
+)
+async def remove(job_id: str, request: Request) -> Response:
+    runtime = of(request)
+    Query(request)
+    await find(runtime, job_id)
+    if not await runtime.database.write(retention.delete_job, job_id, "deleted on request"):
+        raise await _missing(runtime, job_id)  # somebody else was quicker
+    runtime.collector.wake()
+    return Response(None, 204)

@@ -75,12 +75,13 @@ def test_a_download_says_what_it_is(service: Service, path: str) -> None:
     ],
 )
 def test_a_range_is_answered_with_just_it(service: Service, path: str, header: str, begin: int, end: int) -> None:
-    for method in ("GET", "HEAD"):
-        answer = service.http.request(method, path, headers={"Range": header})
-        assert answer.status_code == 206
-        assert answer.headers["content-range"] == f"bytes {begin}-{end - 1}/{len(CONTENT)}"
-        assert answer.headers["content-length"] == str(end - begin)
-        assert answer.content == (CONTENT[begin:end] if method == "GET" else b"")
+    answer = service.http.get(path, headers={"Range": header})
+    assert answer.status_code == 206
+    assert answer.headers["content-range"] == f"bytes {begin}-{end - 1}/{len(CONTENT)}"
+    assert answer.headers["content-length"] == str(end - begin)
+    assert answer.content == CONTENT[begin:end]
+    whole = service.http.head(path, headers={"Range": header})  # a range is a matter of GET alone
+    assert (whole.status_code, whole.headers["content-length"]) == (200, str(len(CONTENT)))
 
 
 @pytest.mark.parametrize("header", ["bytes=2560000-", "bytes=9999999999-9999999999", "bytes=-0"])

@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from service.shapes import HostCeilings, HostList, Kind, Problem
 from tests.service.conftest import SPEC, Service
+from tests.torchstone.processes import wait_until
 from tests.torchstone.store_samples import claim, up
 from torchstone.results import Figure, Result
 from torchstone.specs import KINDS, parse_spec
@@ -59,7 +60,19 @@ def test_health(service: Service) -> None:
     assert service.http.get("/healthz").json() == {"status": "ok"}
     answer = service.http.get("/readyz")
     assert answer.status_code == 200
-    assert answer.json() == {"status": "ready", "parts": {"database": "ok", "broker": "ok", "artifacts": "ok"}}
+    parts = dict.fromkeys(("database", "broker", "artifacts", "service"), "ok")
+    assert answer.json() == {"status": "ready", "parts": parts}
+
+
+def test_a_process_that_stops_or_has_lost_a_part_is_not_ready(service: Service) -> None:
+    runtime = service.server.config.app.state.runtime  # type: ignore[union-attr]
+    [writer] = [task for task in runtime.tasks if task.get_name() == "writer"]
+    runtime.loop.call_soon_threadsafe(writer.cancel)
+    wait_until(lambda: service.http.get("/readyz").status_code == 503, within_s=10)
+    assert "writer" in service.http.get("/readyz").json()["parts"]["service"]
+    runtime.stopping = True
+    assert "about to stop" in service.http.get("/readyz").json()["parts"]["service"]
+    assert service.http.get("/healthz").status_code == 200
 
 
 def test_a_dead_broker_is_told_and_costs_a_post_nothing(start: Callable[..., Service], tmp_path: Path) -> None:
@@ -99,6 +112,16 @@ def test_the_description_is_whole_and_its_examples_are_valid(service: Service) -
             assert "422" not in operation["responses"] and operation["summary"]
     for path in ("", "/{job_id}", "/{job_id}/cancel", "/{job_id}/events", "/{job_id}/logs", "/{job_id}/result.json"):
         assert f"/v1/jobs{path}" in description["paths"]
+
+
+def test_allow_names_every_method_of_a_path(service: Service) -> None:
+    for path, allowed in (
+        ("/v1/jobs", "GET, HEAD, POST"),
+        ("/v1/jobs/x", "DELETE, GET, HEAD"),
+        ("/healthz", "GET, HEAD"),
+    ):
+        answer = service.http.put(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
 def test_every_wrong_turn_is_a_problem_document(service: Service) -> None:

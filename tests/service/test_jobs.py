@@ -240,7 +240,7 @@ def test_a_running_job_is_canceling_until_its_worker_has_ended_it(service: Servi
 
 
 def test_a_lost_worker_s_job_is_queued_again(start: Callable[..., Service]) -> None:
-    service = start(reconcile_s=0.1)
+    service = start(reconcile_s=0.1, heartbeat_s=0.05)
     host = up(service.store)
     job_id = service.submit()["id"]
     with service.store.write() as conn:

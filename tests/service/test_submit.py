@@ -126,6 +126,17 @@ def test_more_devices_than_any_host_has_is_refused_once_a_host_is_known(start: C
     assert "it needs at least 6." in held.json()["detail"]
 
 
+def test_a_diagnostic_is_accepted_only_where_a_setting_says_so(start: Callable[..., Service]) -> None:
+    sleep = {"kind": "sleep", "seconds": 1}
+    service = start()
+    assert service.post(sleep).status_code == 422
+    assert service.http.get("/v1/jobs?kind=sleep").status_code == 422
+    service = start(diagnostics=True)
+    job_id = service.post(sleep).json()["id"]
+    assert [job["id"] for job in service.http.get("/v1/jobs?kind=sleep").json()["items"]] == [job_id]
+    assert "sleep" not in [item["kind"] for item in service.http.get("/v1/kinds").json()["items"]]
+
+
 def test_validate_only_stores_nothing(service: Service) -> None:
     answer = service.post(SPEC, params={"validate_only": "true"})
     assert answer.status_code == 200

@@ -88,4 +88,5 @@ def lease_until_us(store: Store, holder: leases.Holder) -> int:
 def reconcile(store: Store, *, max_attempts: int = 3, ring_again_s: float = 20) -> list[str]:
     """The jobs that a reconciliation took back."""
     with store.write() as conn:
-        return leases.reconcile(conn, max_attempts=max_attempts, ring_again_s=ring_again_s)[0]
+        lost, _ = leases.reconcile(conn, max_attempts=max_attempts, ring_again_s=ring_again_s)
+    return [holder.job_id for holder in lost]

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from tests.torchstone.store_samples import a_host, claim, row, spec, state, submit, up
 from torchstone.errors import Conflict, InvalidRequest
@@ -223,13 +223,19 @@ def leases_claim(conn: Any, host: hosts.Host) -> leases.Holder:
     return claimed.holder
 
 
+def ahead_of(conn: Connection, job_id: str) -> int:
+    found = jobs.get(conn, job_id)
+    assert found is not None
+    return jobs.ahead_of(conn, job_id, found["rank_us"])
+
+
 class TestPosition:
     def test_by_priority_then_by_arrival(self, store: Store) -> None:
         [low] = submit(store, priority="low")
         [normal, later] = submit(store, 2)
         [high] = submit(store, priority="high")
         with store.read() as conn:
-            ahead = [jobs.ahead_of(conn, i, p) for i, p in ((high, 2), (normal, 1), (later, 1), (low, 0))]
+            ahead = [ahead_of(conn, job_id) for job_id in (high, normal, later, low)]
         assert ahead == [0, 1, 2, 3]
 
     def test_only_queued_jobs_count(self, store: Store) -> None:
@@ -238,7 +244,7 @@ class TestPosition:
         with store.write() as conn:
             jobs.cancel(conn, second)
         with store.read() as conn:
-            assert jobs.ahead_of(conn, third, 1) == 0
+            assert ahead_of(conn, third) == 0
         assert state(store, first) == "running"
 
     def test_it_is_counted_up_to_a_limit(self, store: Store) -> None:
@@ -246,8 +252,8 @@ class TestPosition:
         last = NewJob.of(spec())
         accept(store, *new, last)
         with store.read() as conn:
-            assert jobs.ahead_of(conn, last.job_id, 1) == jobs.MOST_AHEAD
-            assert jobs.ahead_of(conn, new[1].job_id, 2) == 0
+            assert ahead_of(conn, last.job_id) == jobs.MOST_AHEAD
+            assert ahead_of(conn, new[1].job_id) == 0
 
 
 class TestCancel:

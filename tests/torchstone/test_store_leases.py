@@ -19,6 +19,7 @@ from tests.torchstone.store_samples import (
     up,
 )
 from torchstone.jobs import State
+from torchstone.scheduling import PRIORITY_STEP_US
 from torchstone.store import Store, artifacts, events, hosts, jobs, leases, logs
 from torchstone.store.leases import Holder
 from torchstone.store.schema import hosts as hosts_table
@@ -64,6 +65,36 @@ class TestClaim:
         normal = submit(store, 2)
         high = submit(store, 2, priority="high")
         assert [claim(store, host).holder.job_id for _ in range(6)] == high + normal + low
+
+    def test_an_hour_of_waiting_is_worth_a_step_of_priority(self, store: Store) -> None:
+        host = up(store)
+        [low] = submit(store, priority="low")
+        with store.write() as conn:
+            ago_us = PRIORITY_STEP_US + 1_000_000
+            conn.execute(update(jobs_table).values(rank_us=jobs_table.c.rank_us - ago_us))  # as if it came then
+        [normal] = submit(store)
+        assert [claim(store, host).holder.job_id for _ in range(2)] == [low, normal]
+
+    def test_a_worker_makes_way_for_one_that_must_have_their_machine_alone(self, store: Store) -> None:
+        # Given two workers of one machine, one with the GPU and a stream of jobs for it, the other with the cores
+        gpu = up(store, "gpu", cpu=0, cuda=1, machine="m")
+        cpu = up(store, "cpu", cpu=1, machine="m")
+        [first] = submit(store, device_type="cuda")
+        running = claim(store, gpu).holder
+        assert running.job_id == first
+        # When a job for the cores wants the machine for itself, and more of the stream comes behind it
+        [alone] = submit(store, isolation="host")
+        [later] = submit(store, device_type="cuda")
+        assert nothing_to_claim(store, cpu)
+        with store.write() as conn:
+            leases.finish(conn, running, State.succeeded)
+        # Then the stream waits until that job has had its turn
+        assert nothing_to_claim(store, gpu)
+        holder = claim(store, cpu).holder
+        assert holder.job_id == alone
+        with store.write() as conn:
+            leases.finish(conn, holder, State.succeeded)
+        assert claim(store, gpu).holder.job_id == later
 
     def test_two_workers_of_one_machine_share_its_devices(self, store: Store) -> None:
         one, two = (up(store, name, cpu=2, machine="m") for name in "ab")
@@ -451,7 +482,7 @@ class TestTakeBackFrom:
             hosts.register(conn, a_host(run="2"))
             taken = leases.take_back_from(conn, "a", "2", "its worker was restarted", max_attempts=3)
         # Then
-        assert taken == [mine, canceling]
+        assert [holder.job_id for holder in taken] == [mine, canceling]
         assert [state(store, job_id) for job_id in (mine, canceling, theirs)] == ["queued", "canceled", "running"]
         assert row(store, mine)["lost"] == 1
         assert row(store, mine)["attempts"][0]["reason"] == "its worker was restarted"
@@ -503,7 +534,14 @@ class TestHosts:
             [lease] = hosts.leased(conn)
         assert item["state"] == "lost"
         assert item["devices"][0]["held_by"]["job"] == job_id
-        assert lease == {"machine": host.machine, "job_id": job_id, "exclusive": False}
+        by_us = row(store, job_id)["started_us"] + 3600 * 1_000_000
+        assert lease == {
+            "machine": host.machine,
+            "job_id": job_id,
+            "exclusive": False,
+            "left_s": None,
+            "by_us": by_us,
+        }
 
 
 class TestLogs:

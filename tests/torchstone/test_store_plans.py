@@ -33,13 +33,13 @@ def fill(store: Store) -> list[str]:
     number = "printf('%036d', i)" if store.is_sqlite else "lpad(CAST(i AS text), 36, '0')"
     numbers = f"WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < {MANY - 1}) "
     job_columns = (
-        "id, kind, labels, spec_version, spec, state, priority, device_type, device_count, isolation, memory_bytes, "
-        "timeout_s, start_by_us, created_us, attempt, rung_us"
+        "id, kind, labels, spec_version, spec, state, priority, rank_us, device_type, device_count, isolation, "
+        "memory_bytes, timeout_s, start_by_us, created_us, attempt, rung_us"
     )
     job_values = (
         f"{number}, 'jit', '{{}}', 1, '{{}}', "
         f"CASE WHEN i >= {ran} THEN 'queued' WHEN i % 9 = 0 THEN 'failed' ELSE 'succeeded' END, "
-        f"i % 3, 'cpu', 1, 'device', 0, 60, CASE WHEN i % 100 = 0 THEN {1 << 60} END, i, i < {ran}, i"
+        f"i % 3, i, 'cpu', 1, 'device', 0, 60, CASE WHEN i % 100 = 0 THEN {1 << 60} END, i, i < {ran}, i"
     )
     if not store.is_sqlite:
         job_values = job_values.replace(f"i < {ran}", f"CAST(i < {ran} AS int)")
@@ -187,7 +187,7 @@ CALLS: dict[str, Callable[[Connection, str], object]] = {
     "events": lambda conn, job_id: events.after(conn, job_id, 5),
     "logs": lambda conn, job_id: logs.read(conn, job_id, attempt=1),
     "artifacts": artifacts.all_of,
-    "position": lambda conn, job_id: jobs.ahead_of(conn, job_id, 1),
+    "position": lambda conn, job_id: jobs.ahead_of(conn, job_id, MANY - QUEUED // 2),
     "submit": lambda conn, _: jobs.insert_many(conn, [new_job(spec(labels={"a": "b"}))]),
     "cancel": jobs.cancel,
     "page": lambda conn, _: jobs.page(conn),

@@ -93,7 +93,7 @@ def running(store: Store) -> Holder:
     return holder
 
 
-def reconcile(conn: Connection) -> list[str]:
+def reconcile(conn: Connection) -> list[Holder]:
     return leases.reconcile(conn, max_attempts=3, ring_again_s=60)[0]
 
 

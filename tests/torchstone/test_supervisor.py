@@ -124,6 +124,17 @@ def test_a_part_that_ignores_term_is_killed_after_its_grace(tmp_path: Path) -> N
     assert "a did not stop within 0.5 s and was killed" in output(tmp_path)
 
 
+def test_a_part_that_is_suspended_stops_in_order_too(tmp_path: Path) -> None:
+    """And so does one that waits for it: a worker says goodbye to its broker."""
+    with marked() as mark:
+        process = start(tmp_path, mark, f"[Part('a', python({family('a')!r}), ready=wrote('a'), grace_s=60)]")
+        wait_for_output(tmp_path, "all ready")
+        os.kill(pid_of(tmp_path, "a"), signal.SIGSTOP)
+        process.terminate()
+        assert process.wait(20) == 0
+    assert "was killed" not in output(tmp_path)
+
+
 def test_a_second_signal_kills_at_once(tmp_path: Path) -> None:
     with marked() as mark:
         process = start(

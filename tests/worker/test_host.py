@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -182,6 +183,8 @@ def test_cancel_leaves_no_process_and_frees_the_devices(bed: Bed, name: str) -> 
         killed = [e for e in events.after(conn, job_id, 0) if e["type"] == "killed"]
     receipt = orjson.loads(killed[0]["data"])
     assert receipt["reason"] == "canceled" and set(pids) <= set(receipt["pids"])
+    assert receipt["killed"] == (name != "wait") and receipt["memory_back_bytes"] > 0
+    assert bed.job(job_id)["attempts"][0]["receipt"] == receipt
     assert bed.ended(bed.submit("answer"))["state"] == "succeeded"
     until(lambda: host.free() == (0, len(host.devices)))
 
@@ -260,6 +263,59 @@ def test_a_stopping_worker_hands_its_jobs_back_unspent(bed: Bed) -> None:
     bed.shut()
     bed.open()
     until(lambda: bed.job(running)["attempt"] == 2 and bed.job(running)["state"] == "running")
+
+
+def test_a_stopping_worker_lets_short_jobs_end(bed: Bed, tmp_path: Path) -> None:
+    host = bed.open()
+    gate = tmp_path / "gate"
+    job_id = bed.submit(f"wait_for {gate}")
+    until(lambda: "this is wait_for" in bed.log(job_id))
+    stopping = threading.Thread(target=host.drain)
+    stopping.start()
+    until(lambda: host._draining)
+    late = bed.submit("answer")
+    gate.touch()
+    stopping.join(30)
+    assert [a["outcome"] for a in bed.job(job_id)["attempts"]] == ["succeeded"]
+    assert bed.job(late)["state"] == "queued", "it takes no more"
+
+
+def test_a_job_ends_itself_when_its_worker_gives_no_sign_of_life(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a running job, and a worker that renews its leases and does not say so, as if it stood still
+    bed.settings = bed.settings.model_copy(update={"heartbeat_s": 0.2, "fence_s": 1.0, "lease_s": 3.0})
+    host = bed.open()
+    monkeypatch.setattr(host._alive, "say", lambda now_s: None)
+    job_id = bed.submit("deaf")
+    pids = bed.pids(job_id)
+    # Then the job is ended by its own process, with all that it started, and is made again
+    until(lambda: bed.job(job_id)["attempt"] == 2, 20)
+    [first, *_] = bed.job(job_id)["attempts"]
+    assert (first["outcome"], first["reason"]) == ("lost", "its worker was not heard of, so it ended itself")
+    assert not [pid for pid in pids if processes.is_alive(pid)]
+
+
+def test_devices_stay_taken_until_no_process_is_left(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is stuck in the kernel takes no SIGKILL for a while; that is the one thing that is played here."""
+    host = bed.open()
+    stuck, released = processes.end_group, threading.Event()
+
+    def end_group(leader: int, grace_s: float, also: list[int] | None = None) -> processes.Receipt:
+        receipt = stuck(leader, grace_s, also)
+        if grace_s > 0 or also == [4_000_000]:
+            receipt.survivors = [] if released.wait(0.1) else [4_000_000]
+        return receipt
+
+    monkeypatch.setattr(processes, "end_group", end_group)
+    job_id = bed.submit("wait")
+    until(lambda: bed.job(job_id)["progress"])
+    with bed.store.write() as conn:
+        jobs.cancel(conn, job_id)
+    until(lambda: not processes.descendants(host.launcher.server_pid or 0))
+    time.sleep(0.5)
+    assert bed.job(job_id)["state"] == "canceling"
+    assert host.free() == (0, 0), "its devices are not given to anybody"
+    released.set()
+    assert bed.ended(job_id)["state"] == "canceled"
 
 
 def test_two_workers_cannot_share_a_name(bed: Bed) -> None:

@@ -4,6 +4,7 @@ engine.py      one engine for SQLite and PostgreSQL, `read()` and `write()` tran
 schema.py      the tables
 jobs.py        accept, read, list, cancel
 leases.py      claim, renew, finish, give back, reconcile
+retention.py   delete, keep for so long, remove bytes without a name
 hosts.py       the workers that registered
 events.py      what happened, in order
 logs.py        what jobs printed

@@ -41,10 +41,9 @@ class Blobs:
         except Exception as error:
             raise SetupError(f"artifacts URL {artifacts_url!r} cannot be opened: {error}") from error
 
-    def put(self, path: Path) -> tuple[str, int]:
-        """Store the file at `path`: its SHA-256 in hex and its size in bytes."""
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    def put(self, path: Path, sha256: str | None = None) -> tuple[str, int]:
+        """Store the file at `path`: its SHA-256 in hex (computed unless it is given) and its size in bytes."""
+        sha256 = sha256 or digest(path)
         size = path.stat().st_size
         if self.size(sha256) != size:
             # obstore writes to a temporary name (or a multipart upload) and renames: never half a blob.
@@ -96,6 +95,12 @@ class Blobs:
         """Remove a blob that no job names any more; one that is not there is fine, as it is in a bucket."""
         with contextlib.suppress(NotFoundError, FileNotFoundError):
             obstore.delete(self._store, _key(sha256))
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _key(sha256: str) -> str:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select, update
 
 from torchstone.jobs import rfc3339
 from torchstone.store.engine import insert_into
-from torchstone.store.schema import hosts, is_held, now_us, placements
+from torchstone.store.schema import hosts, is_held, jobs, now_us, placements
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,37 @@ def most_cuda(conn: Connection, lease_s: float) -> int:
 
 
 def leased(conn: Connection) -> list[dict[str, Any]]:
-    """Every lease that is held: machine, job_id, exclusive. What a waiting job waits for."""
-    query = select(placements.c.machine, placements.c.job_id, placements.c.exclusive)
-    return [dict(row) for row in conn.execute(query.where(is_held)).mappings()]
+    """Every lease that is held, and what is known of its end: what a waiting job waits for.
+
+    machine, job_id, exclusive, left_s (what the job itself expects, or None) and by_us (when its
+    time limit ends it).
+    """
+    query = (
+        select(
+            placements.c.machine,
+            placements.c.job_id,
+            placements.c.exclusive,
+            jobs.c.progress,
+            jobs.c.started_us,
+            jobs.c.timeout_s,
+        )
+        .join(jobs, jobs.c.id == placements.c.job_id)
+        .where(is_held)
+    )
+    found = []
+    for row in conn.execute(query).mappings():
+        progress = orjson.loads(row["progress"]) if row["progress"] else {}
+        left_s = progress.get("eta_s")
+        found.append(
+            {
+                "machine": row["machine"],
+                "job_id": row["job_id"],
+                "exclusive": row["exclusive"],
+                "left_s": left_s if isinstance(left_s, int | float) else None,
+                "by_us": int(row["started_us"] + row["timeout_s"] * 1e6),
+            }
+        )
+    return found
 
 
 def inventory(conn: Connection, lease_s: float) -> list[dict[str, Any]]:

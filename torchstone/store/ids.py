@@ -25,3 +25,8 @@ def new_id() -> str:
     milliseconds, fraction = divmod(tick, 4096)
     version, variant = 7, 0b10
     return str(UUID(int=milliseconds << 80 | version << 76 | fraction << 64 | variant << 62 | secrets.randbits(62)))
+
+
+def first_id(epoch_us: int) -> str:
+    """What every id made from this time on is greater than, and every earlier one smaller."""
+    return str(UUID(int=max(0, epoch_us) // 1000 << 80))

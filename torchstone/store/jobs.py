@@ -31,7 +31,7 @@ from sqlalchemy import (
 
 from torchstone.errors import Conflict, InvalidRequest
 from torchstone.jobs import State, is_terminal, rfc3339
-from torchstone.scheduling import PRIORITIES
+from torchstone.scheduling import PRIORITIES, rank_us
 from torchstone.specs import SPEC_VERSION, BaseSpec
 from torchstone.store import events
 from torchstone.store.ids import new_id
@@ -161,14 +161,15 @@ def _row(job: NewJob, now: int) -> dict[str, Any]:
     row = dict(job.row)
     start_within_us = row.pop("start_within_us")
     start_by_us = None if start_within_us is None else now + start_within_us
-    return {**row, "created_us": now, "rung_us": now, "start_by_us": start_by_us}
+    rank = rank_us(now, row["priority"])
+    return {**row, "created_us": now, "rank_us": rank, "rung_us": now, "start_by_us": start_by_us}
 
 
 # Built once: SQLAlchemy takes longer to build a statement than SQLite to run it.
 _OF_JOB = jobs.c.id == bindparam("job_id")
 _JOB = select(jobs, results.c.result).outerjoin(results, results.c.job_id == jobs.c.id).where(_OF_JOB)
 _STATE = select(jobs.c.state).where(_OF_JOB)
-_SUMMARY = select(*[c for c in jobs.c if c.name not in ("memory_bytes", "rung_us", "start_by_us", "lost")])
+_SUMMARY = select(*[c for c in jobs.c if c.name not in ("memory_bytes", "rank_us", "rung_us", "start_by_us", "lost")])
 _ATTEMPTS = (
     select(attempts, placements.c.host, placements.c.devices)
     .outerjoin(placements, and_(placements.c.job_id == attempts.c.job_id, placements.c.attempt == attempts.c.number))
@@ -208,6 +209,7 @@ def attempts_of(conn: Connection, job_id: str) -> list[dict[str, Any]]:
             "finished_at": rfc3339(row["finished_us"]),
             "outcome": row["outcome"],
             "reason": row["reason"],
+            "receipt": orjson.loads(row["receipt"]) if row["receipt"] else None,
         }
         for row in rows(conn, _ATTEMPTS, job_id=job_id)
     ]
@@ -259,20 +261,20 @@ def _page(by_label: bool, by_kind: bool, further: bool, by_state: bool) -> Selec
 
 def _count_ahead() -> Select[int]:
     # In the index's order: else PostgreSQL may think that it soon meets enough of them anywhere in the table.
-    queued = select(jobs.c.id).where(is_queued).order_by(jobs.c.priority.desc(), jobs.c.id).limit(MOST_AHEAD)
-    more_urgent = queued.where(jobs.c.priority > bindparam("priority")).subquery()
-    earlier = queued.where(jobs.c.priority == bindparam("priority"), jobs.c.id < bindparam("job_id")).subquery()
+    queued = select(jobs.c.id).where(is_queued).order_by(jobs.c.rank_us, jobs.c.id).limit(MOST_AHEAD)
+    earlier = queued.where(jobs.c.rank_us < bindparam("rank_us")).subquery()
+    at_once = queued.where(jobs.c.rank_us == bindparam("rank_us"), jobs.c.id < bindparam("job_id")).subquery()
     # Two ranges of the index; one condition with OR would be no range of it at all.
-    counts = [select(func.count()).select_from(part).scalar_subquery() for part in (more_urgent, earlier)]
+    counts = [select(func.count()).select_from(part).scalar_subquery() for part in (earlier, at_once)]
     return select((counts[0] + counts[1]).label("ahead"))
 
 
 _AHEAD = _count_ahead()
 
 
-def ahead_of(conn: Connection, job_id: str, priority: int) -> int:
-    """How many queued jobs come before this one, counted up to MOST_AHEAD."""
-    return min(int(rows(conn, _AHEAD, job_id=job_id, priority=priority)[0]["ahead"]), MOST_AHEAD)
+def ahead_of(conn: Connection, job_id: str, rank: int) -> int:
+    """How many queued jobs come before this one of that `rank_us`, counted up to MOST_AHEAD."""
+    return min(int(rows(conn, _AHEAD, job_id=job_id, rank_us=rank)[0]["ahead"]), MOST_AHEAD)
 
 
 def cancel(conn: Connection, job_id: str) -> str | None:

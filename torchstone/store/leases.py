@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, text, update
 
 from torchstone.jobs import TERMINAL, State
-from torchstone.scheduling import Choice, HostView, Waiting, choose
+from torchstone.scheduling import Choice, HostView, Waiting, choose, is_exclusive, resolve_type
 from torchstone.store import events
 from torchstone.store.engine import storable
 from torchstone.store.hosts import Host, most_cuda
@@ -31,6 +31,7 @@ from torchstone.store.schema import (
     is_held,
     is_queued,
     jobs,
+    loose_blobs,
     may_expire,
     now_us,
     placements,
@@ -74,7 +75,7 @@ def claim(conn: Connection, host: Host, lease_s: float) -> Claim | None:
         return None
     while True:
         view = _view(conn, host, lease_s)
-        choice = choose(view, _waiting(conn, view))
+        choice = choose(view, _waiting(conn, view), _alone_next(conn, host, view, lease_s))
         if choice is None:
             return None
         savepoint = conn.begin_nested()
@@ -143,12 +144,26 @@ def _waiting(conn: Connection, host: HostView) -> list[Waiting]:
     )
     in_time = or_(jobs.c.start_by_us.is_(None), jobs.c.start_by_us > now_us(), jobs.c.attempt > 0)
     query = (
-        select(jobs.c.id, jobs.c.device_type, count, jobs.c.isolation, jobs.c.memory_bytes)
+        select(jobs.c.id, jobs.c.device_type, count, jobs.c.isolation, jobs.c.memory_bytes, jobs.c.rank_us)
         .where(is_queued, could_run, jobs.c.memory_bytes <= host.memory_bytes, in_time)
-        .order_by(jobs.c.priority.desc(), jobs.c.id)
+        .order_by(jobs.c.rank_us, jobs.c.id)
         .limit(1)
     )
     return [Waiting(*row) for row in conn.execute(query)]
+
+
+def _alone_next(conn: Connection, host: Host, view: HostView, lease_s: float) -> Waiting | None:
+    """The first of the jobs that the machine's other living workers are next to run alone on it; see `choose`."""
+    beside = and_(hosts.c.machine == host.machine, hosts.c.name != host.name, hosts.c.state == "up")
+    fresh = hosts.c.seen_us > now_us() - int(lease_s * 1e6)
+    query = select(hosts.c.cuda_count, hosts.c.cpu_count, hosts.c.memory_bytes).where(beside, fresh)
+    alone = []
+    for cuda, cpu, memory_bytes in conn.execute(query).fetchall():
+        devices = {"cuda": tuple(map(str, range(cuda))), "cpu": tuple(map(str, range(cpu)))}
+        for job in _waiting(conn, HostView(devices, frozenset(), False, memory_bytes, view.cuda_elsewhere)):
+            if is_exclusive(job.isolation, resolve_type(job, cuda, view.cuda_elsewhere)):
+                alone.append(job)
+    return min(alone, key=lambda job: job.place, default=None)
 
 
 def renew(conn: Connection, host: str, incarnation: str, lease_s: float) -> bool:
@@ -179,12 +194,12 @@ def held(conn: Connection, host: str, incarnation: str) -> dict[tuple[str, int],
 
 def holds(conn: Connection, holder: Holder) -> bool:
     """Whether this attempt still holds its job, which stays so until the transaction ends."""
-    return _still_held(conn, holder) is not None
+    return still_held(conn, holder) is not None
 
 
 def progress(conn: Connection, holder: Holder, document: dict[str, Any] | None) -> bool:
     """Show how far the job is, if there is something new; False if this attempt no longer holds it."""
-    if _still_held(conn, holder) is None:
+    if still_held(conn, holder) is None:
         return False
     if document is not None:
         conn.execute(update(jobs).where(jobs.c.id == holder.job_id).values(progress=_json(document)))
@@ -201,15 +216,17 @@ def finish(
     error: dict[str, Any] | None = None,
     files: Sequence[dict[str, Any]] = (),
     reason: str | None = None,
+    receipt: dict[str, Any] | None = None,
 ) -> State | None:
     """End the job: the state it got, or None if this attempt no longer holds it and nothing was written.
 
     A job that is being cancelled becomes `canceled`, whatever its process had to say at the end; what it had measured
-    by then stays. `files` are rows of artifacts: name, media_type, bytes, sha256. Saying it twice, because the answer
-    to the first time got lost, changes nothing and gives the same answer.
+    by then stays. `files` are rows of artifacts: name, media_type, bytes, sha256. `receipt`, where the worker had to
+    end its processes, is a `torchstone.jobs.Receipt`. Saying it twice, because the answer to the first time got lost,
+    changes nothing and gives the same answer.
     """
     assert outcome in TERMINAL, outcome
-    state = _still_held(conn, holder)
+    state = still_held(conn, holder)
     if state is None:
         return _ended_by(conn, holder)
     final = State.canceled if state == State.canceling else outcome
@@ -226,11 +243,13 @@ def finish(
         conn.execute(insert(results).values(job_id=holder.job_id, result=result))
     if files:
         conn.execute(insert(artifacts).values(created_us=now_us()), [{"job_id": holder.job_id, **f} for f in files])
+        mine = and_(loose_blobs.c.job_id == holder.job_id, loose_blobs.c.attempt == holder.attempt)
+        conn.execute(delete(loose_blobs).where(mine, loose_blobs.c.sha256.in_({f["sha256"] for f in files})))
     if final is State.canceled:
         reason = "canceled on request"
     elif error is not None:
         reason = str(error.get("message"))
-    _release(conn, holder.job_id, holder.attempt, final.value, reason)
+    _release(conn, holder.job_id, holder.attempt, final.value, reason, receipt)
     event: dict[str, Any] = {"state": final.value, "attempt": holder.attempt}
     if error is not None and final is State.failed:
         event["error"] = error
@@ -255,29 +274,55 @@ def _ended_by(conn: Connection, holder: Holder) -> State | None:
     return None if outcome is None else State(outcome)
 
 
-def give_back(conn: Connection, holder: Holder, reason: str, *, spent: bool, max_attempts: int) -> State | None:
+def give_back(
+    conn: Connection,
+    holder: Holder,
+    reason: str,
+    *,
+    spent: bool,
+    max_attempts: int,
+    receipt: dict[str, Any] | None = None,
+) -> State | None:
     """The attempt ends without a result: back to the queue, or `worker_lost` when `max_attempts` were spent so.
 
     `spent`: whether it counts (a vanished worker does, an orderly hand-back does not). None if no longer held.
     """
-    return _take_back(conn, holder, reason, spent=spent, max_attempts=max_attempts)
+    return _take_back(conn, holder, reason, spent=spent, max_attempts=max_attempts, receipt=receipt)
 
 
-def take_back_from(conn: Connection, host: str, incarnation: str, reason: str, *, max_attempts: int) -> list[str]:
-    """Take every job back from earlier runs of `host` (not `incarnation`): its worker restarted. Their ids."""
+def take_back_from(conn: Connection, host: str, incarnation: str, reason: str, *, max_attempts: int) -> list[Holder]:
+    """Take every job back from earlier runs of `host` (not `incarnation`): its worker restarted. Who held them."""
     earlier = and_(placements.c.host == host, placements.c.incarnation != incarnation, is_held)
     return [
-        holder.job_id
+        holder
         for holder in _holders(conn, earlier)
         if _take_back(conn, holder, reason, spent=True, max_attempts=max_attempts)
     ]
 
 
-def reconcile(conn: Connection, *, max_attempts: int, ring_again_s: float) -> tuple[list[str], list[tuple[str, int]]]:
+def clock_us(conn: Connection) -> int:
+    """The database's clock now."""
+    now: int = conn.execute(select(now_us())).scalar_one()
+    return now
+
+
+def shorten(conn: Connection, lease_s: float) -> None:
+    """After the database's clock was set back: no lease is longer than one, and nobody was heard of in the future."""
+    latest_us = now_us() + int(lease_s * 1e6)
+    conn.execute(
+        update(placements).where(is_held, placements.c.lease_until_us > latest_us).values(lease_until_us=latest_us)
+    )
+    conn.execute(update(hosts).where(hosts.c.seen_us > now_us()).values(seen_us=now_us()))
+
+
+def reconcile(
+    conn: Connection, *, max_attempts: int, ring_again_s: float, spare_leases: bool = False
+) -> tuple[list[Holder], list[tuple[str, int]]]:
     """Put right what nobody else will: expired leases, jobs that waited too long, doorbells that got lost.
 
-    Returns the ids of jobs taken back, and the gangs (device_type, device_count) to ring for: each that has waited for
-    `ring_again_s`, every time, until it is claimed. One process at a time; the others return nothing.
+    Returns who held the jobs that were taken back, and the gangs (device_type, device_count) to ring for: each that has
+    waited for `ring_again_s`, every time, until it is claimed. One process at a time; the others return nothing.
+    `spare_leases`: end none this time, because their holders had no chance to renew them.
     """
     if conn.dialect.name == "postgresql" and not conn.scalar(
         text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": _ONE_RECONCILER}
@@ -285,10 +330,10 @@ def reconcile(conn: Connection, *, max_attempts: int, ring_again_s: float) -> tu
         return [], []
     lost = []
     overdue = placements.c.lease_until_us < now_us()
-    for holder in _holders(conn, and_(is_held, overdue)):
+    for holder in [] if spare_leases else _holders(conn, and_(is_held, overdue)):
         reason = f"host {holder.host} was not heard of until its lease ended"
         if _take_back(conn, holder, reason, spent=True, max_attempts=max_attempts, only_if=overdue):
-            lost.append(holder.job_id)
+            lost.append(holder)
     # A job that once started in time is not expired by the loss of its worker.
     expired = conn.execute(
         update(jobs)
@@ -311,7 +356,7 @@ def _holders(conn: Connection, condition: ColumnElement[bool]) -> list[Holder]:
     return sorted(found, key=lambda holder: holder.job_id)
 
 
-def _still_held(conn: Connection, holder: Holder, only_if: ColumnElement[bool] | None = None) -> str | None:
+def still_held(conn: Connection, holder: Holder, only_if: ColumnElement[bool] | None = None) -> str | None:
     """The job's state if `holder` is its current, unreleased attempt; locks the job until the transaction ends.
 
     First the lock, then the question: on PostgreSQL the answer would otherwise be of a moment before the lock was free.
@@ -343,9 +388,10 @@ def _take_back(
     spent: bool,
     max_attempts: int,
     only_if: ColumnElement[bool] | None = None,
+    receipt: dict[str, Any] | None = None,
 ) -> State | None:
     """End an attempt that brought no result; None if it no longer holds its job, or `only_if` is not true of it."""
-    held_state = _still_held(conn, holder, only_if)
+    held_state = still_held(conn, holder, only_if)
     if held_state is None:
         return None
     lost = conn.execute(select(jobs.c.lost).where(jobs.c.id == holder.job_id)).scalar_one() + spent
@@ -363,12 +409,14 @@ def _take_back(
         state, outcome = State.queued, "lost" if spent else "returned"
         values |= {"started_us": None, "progress": None, "rung_us": 0}
     conn.execute(update(jobs).where(jobs.c.id == holder.job_id).values(state=state.value, **values))
-    _release(conn, holder.job_id, holder.attempt, outcome, reason)
+    _release(conn, holder.job_id, holder.attempt, outcome, reason, receipt)
     events.add(conn, holder.job_id, "state", {"state": state.value, **event})
     return state
 
 
-def _release(conn: Connection, job_id: str, attempt: int, outcome: str, reason: str | None) -> None:
+def _release(
+    conn: Connection, job_id: str, attempt: int, outcome: str, reason: str | None, receipt: dict[str, Any] | None
+) -> None:
     conn.execute(
         update(placements)
         .where(placements.c.job_id == job_id, placements.c.attempt == attempt)
@@ -377,7 +425,12 @@ def _release(conn: Connection, job_id: str, attempt: int, outcome: str, reason: 
     conn.execute(
         update(attempts)
         .where(attempts.c.job_id == job_id, attempts.c.number == attempt)
-        .values(finished_us=now_us(), outcome=outcome, reason=None if reason is None else storable(reason))
+        .values(
+            finished_us=now_us(),
+            outcome=outcome,
+            reason=None if reason is None else storable(reason),
+            receipt=None if receipt is None else _json(receipt),
+        )
     )
 
 

@@ -73,6 +73,7 @@ jobs = Table(
     Column("spec", Text, nullable=False),
     Column("state", Text, nullable=False),
     Column("priority", Integer, nullable=False),
+    Column("rank_us", BigInteger, nullable=False),  # smallest first: when it came, less what its priority is worth
     Column("device_type", Text, nullable=False),
     Column("device_count", Integer, nullable=False),
     Column("isolation", Text, nullable=False),
@@ -90,6 +91,7 @@ jobs = Table(
 )
 # The words stand in the statements themselves: with a bound value neither planner may use an index on just these rows.
 is_queued: ColumnElement[bool] = jobs.c.state == literal_column("'queued'")
+is_finished: ColumnElement[bool] = jobs.c.finished_us.is_not(None)
 may_expire: ColumnElement[bool] = and_(is_queued, jobs.c.start_by_us.is_not(None))
 
 # Claims and positions look only at what waits, in the order in which it should run; the columns behind the id let a
@@ -98,7 +100,7 @@ may_expire: ColumnElement[bool] = and_(is_queued, jobs.c.start_by_us.is_not(None
 Index(
     "ix_jobs_queue",
     jobs.c.state,
-    jobs.c.priority.desc(),
+    jobs.c.rank_us,
     jobs.c.id,
     jobs.c.device_type,
     jobs.c.device_count,
@@ -109,6 +111,7 @@ Index(
 )
 Index("ix_jobs_start_by", jobs.c.start_by_us, sqlite_where=may_expire, postgresql_where=may_expire)
 Index("ix_jobs_state_id", jobs.c.state, jobs.c.id)
+Index("ix_jobs_finished_us", jobs.c.finished_us, sqlite_where=is_finished, postgresql_where=is_finished)
 Index("ix_jobs_kind_state_id", jobs.c.kind, jobs.c.state, jobs.c.id)
 
 # Apart from `jobs`, so that lists and claims never drag results along.
@@ -146,6 +149,7 @@ attempts = Table(
     Column("finished_us", BigInteger),
     Column("outcome", Text),
     Column("reason", Text),
+    Column("receipt", Text),  # JSON: what it took to end its processes, where the worker had to
 )
 
 # Where an attempt runs: one row a host, so that a gang over several hosts needs no other schema. A row whose
@@ -228,3 +232,23 @@ checkpoints = Table(
     Column("sha256", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
 )
+
+# Bytes that may be without a name: what an attempt is about to store, and what a job that was deleted (attempt 0) let
+# go. Without a foreign key, since the job may be gone.
+loose_blobs = Table(
+    "loose_blobs",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("job_id", Text, primary_key=True),
+    Column("attempt", Integer, primary_key=True),
+)
+
+# So that a job that was deleted is gone (410), not unknown (404).
+deleted_jobs = Table(
+    "deleted_jobs",
+    metadata,
+    Column("job_id", Text, primary_key=True),
+    Column("deleted_us", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+)
+Index("ix_deleted_jobs_deleted_us", deleted_jobs.c.deleted_us)

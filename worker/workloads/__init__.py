@@ -18,6 +18,7 @@ MODULES = {
     "parallel": "worker.workloads.parallel",
     "train": "worker.workloads.train",
     "hardware": "worker.workloads.hardware",
+    "sleep": "worker.workloads.sleep",  # a diagnostic, accepted only where a setting says so
 }
 
 

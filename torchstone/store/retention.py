@@ -1,0 +1,181 @@
+"""What is removed, and when: jobs on request, by age or by size, and then the bytes that nobody names any more.
+
+    with store.write() as conn:
+        retention.pin(conn, holder, ["9f86d0..."])        # a worker, before it stores the bytes
+        ...
+        retention.delete_job(conn, job_id, "deleted on request")
+    retention.collect(store, blobs, settings)              # every minute or so, by the service
+
+Bytes are kept once, under their SHA-256, however many jobs name them. They are removed only while nobody can begin to
+name them: a worker pins what it is about to store, in a transaction that waits for a removal of the same bytes to end,
+and looks only then whether they are there already. A pin ends with its attempt, so what a lost attempt left is found.
+
+A job that was deleted is remembered for a while, so that its address is 410 and not 404.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, text
+
+from torchstone.errors import Conflict
+from torchstone.jobs import is_terminal, rfc3339
+from torchstone.settings import Settings
+from torchstone.store import leases
+from torchstone.store.artifacts import Blobs
+from torchstone.store.engine import Store, insert_into
+from torchstone.store.ids import first_id
+from torchstone.store.leases import Holder
+from torchstone.store.schema import (
+    artifacts,
+    deleted_jobs,
+    idempotency_keys,
+    is_finished,
+    is_held,
+    jobs,
+    loose_blobs,
+    now_us,
+    placements,
+)
+
+REMEMBERED_DAYS = 90
+"""For how long a deleted job is known to have existed."""
+_DELETED = 0  # the attempt under which a deleted job's bytes are noted: none has that number
+_DAY_US = 86_400 * 1_000_000
+_JOBS_AT_ONCE = 1000
+
+
+def pin(conn: Connection, holder: Holder, sha256s: Sequence[str]) -> bool:
+    """Say that this attempt is about to store these bytes and to name them; False if it no longer holds its job.
+
+    Until the attempt ends nobody removes them, also those that were there already.
+    """
+    if leases.still_held(conn, holder) is None:
+        return False
+    _lock(conn, sha256s)
+    rows = [{"sha256": each, "job_id": holder.job_id, "attempt": holder.attempt} for each in sorted(set(sha256s))]
+    if rows:
+        conn.execute(insert_into(conn, loose_blobs).on_conflict_do_nothing(), rows)
+    return True
+
+
+def delete_job(conn: Connection, job_id: str, reason: str) -> bool:
+    """Remove a finished job and all that belongs to it; False if there is no such job.
+
+    Raises Conflict where it has not ended yet. Its bytes stay until `collect` finds that no other job names them.
+    """
+    state = conn.scalar(select(jobs.c.state).where(jobs.c.id == job_id).with_for_update())
+    if state is None:
+        return False
+    if not is_terminal(state):
+        raise Conflict(f"the job is {state}: cancel it, and delete it once it has ended")
+    names = conn.execute(select(artifacts.c.sha256).where(artifacts.c.job_id == job_id).distinct())
+    loose = [{"sha256": row.sha256, "job_id": job_id, "attempt": _DELETED} for row in names]
+    if loose:
+        conn.execute(insert(loose_blobs), loose)
+    conn.execute(insert(deleted_jobs).values(job_id=job_id, deleted_us=now_us(), reason=reason))
+    conn.execute(delete(jobs).where(jobs.c.id == job_id))
+    return True
+
+
+def epitaph(conn: Connection, job_id: str) -> str | None:
+    """When and why a job was deleted, in words; None if it never was, or too long ago."""
+    row = conn.execute(select(deleted_jobs).where(deleted_jobs.c.job_id == job_id)).first()
+    return None if row is None else f"{row.reason}, {rfc3339(row.deleted_us)}"
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What one `collect` removed."""
+
+    job_ids: list[str]
+    blobs: int
+
+
+def collect(store: Store, blobs: Blobs, settings: Settings) -> Collected:
+    """Delete the jobs that are too old or too large together, then every byte without a name; in small transactions."""
+    removed = []
+    with store.read() as conn:
+        doomed = dict.fromkeys(_overdue(conn, settings.keep_days), f"kept for {settings.keep_days} days")
+        for job_id in _too_large(conn, settings.keep_artifact_bytes):
+            doomed.setdefault(job_id, f"artifacts are kept up to {settings.keep_artifact_bytes} bytes")
+    for job_id, reason in doomed.items():
+        with store.write() as conn:
+            if delete_job(conn, job_id, reason):
+                removed.append(job_id)
+    with store.write() as conn:
+        long_ago_us = now_us() - REMEMBERED_DAYS * _DAY_US
+        conn.execute(delete(deleted_jobs).where(deleted_jobs.c.deleted_us < long_ago_us))
+        oldest_us = leases.clock_us(conn) - int(settings.keep_keys_days * _DAY_US)
+        conn.execute(delete(idempotency_keys).where(idempotency_keys.c.job_id < first_id(oldest_us)))
+    with store.read() as conn:
+        loose = list(conn.scalars(select(loose_blobs.c.sha256).where(~_is_pinned).distinct()))
+    gone = 0
+    for sha256 in loose:
+        with store.write() as conn:
+            gone += remove_loose(conn, sha256, blobs.delete)
+    return Collected(removed, gone)
+
+
+def remove_loose(conn: Connection, sha256: str, remove: Callable[[str], None]) -> bool:
+    """Remove these bytes by `remove` unless a job names them or an attempt has pinned them; whether it did.
+
+    They are removed before the commit: whoever pins them meanwhile waits for it, and then finds that they are gone.
+    """
+    _lock(conn, [sha256])
+    of_these = loose_blobs.c.sha256 == sha256
+    pinned = conn.scalar(select(exists().where(of_these, _is_pinned)))
+    named = conn.scalar(select(exists().where(artifacts.c.sha256 == sha256)))
+    conn.execute(delete(loose_blobs).where(of_these, ~_is_pinned))
+    if pinned or named:
+        return False
+    remove(sha256)
+    return True
+
+
+_is_pinned: ColumnElement[bool] = exists().where(
+    and_(placements.c.job_id == loose_blobs.c.job_id, placements.c.attempt == loose_blobs.c.attempt, is_held)
+)
+
+
+def _lock(conn: Connection, sha256s: Sequence[str]) -> None:
+    """Until the end of the transaction nobody else pins or removes these bytes (SQLite: nobody else writes at all)."""
+    if conn.dialect.name == "postgresql" and sha256s:
+        numbers = sorted({int.from_bytes(bytes.fromhex(each)[:8], signed=True) for each in sha256s})
+        conn.execute(text("SELECT pg_advisory_xact_lock(n) FROM unnest(CAST(:n AS bigint[])) AS n"), {"n": numbers})
+
+
+def _overdue(conn: Connection, keep_days: float | None) -> list[str]:
+    if keep_days is None:
+        return []
+    until_us = now_us() - int(keep_days * _DAY_US)
+    query = select(jobs.c.id).where(is_finished, jobs.c.finished_us <= until_us).order_by(jobs.c.finished_us)
+    return list(conn.scalars(query.limit(_JOBS_AT_ONCE)))
+
+
+def _too_large(conn: Connection, keep_bytes: int | None) -> list[str]:
+    """The jobs that ended longest ago, as many as must go until the rest names no more than `keep_bytes`."""
+    if keep_bytes is None:
+        return []
+    each = select(func.max(artifacts.c.bytes).label("bytes")).group_by(artifacts.c.sha256).subquery()
+    over_bytes = int(conn.scalar(select(func.sum(each.c.bytes))) or 0) - keep_bytes
+    if over_bytes <= 0:
+        return []
+    query = (
+        select(artifacts.c.job_id, artifacts.c.sha256, artifacts.c.bytes)
+        .join(jobs, jobs.c.id == artifacts.c.job_id)
+        .order_by(jobs.c.finished_us, jobs.c.id)
+    )
+    rows = conn.execute(query).fetchall()
+    names = Counter(row.sha256 for row in rows)
+    doomed: dict[str, None] = {}
+    for row in rows:
+        if over_bytes <= 0 and row.job_id not in doomed:
+            break
+        doomed[row.job_id] = None
+        names[row.sha256] -= 1
+        over_bytes -= 0 if names[row.sha256] else row.bytes
+    return list(doomed)
