@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchstone.columns import aligned
+from torchstone.matching import agrees, is_about, is_of, point_in_words, point_keys, same_place, value_at
 from torchstone.quantities import Scale, error, measure, number, quantity, scale
 from torchstone.tidy import csv
 
@@ -124,7 +125,7 @@ def _timings(result: Json) -> Iterator[list[str]]:
 
 
 def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[str], list[list[str]]]:
-    points = _points(rows)
+    points = point_keys(rows)
     common = scale([row.get("median") for row in rows], unit)
     blocks = any(row.get("calls_per_sample", 1) > 1 for row in rows)
     header = ["of", *points, "n x calls" if blocks else "n", f"median {common.unit}", "p10 .. p90", "iqr", "ci95"]
@@ -132,12 +133,12 @@ def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[s
     header += ["speed-up", "ci95", "verdict", "check"]
     body = []
     for row in rows:
-        comparison = next((c for c in result.get("comparisons") or [] if _same(c, row)), None)
-        is_baseline = any(c["against"] == row["of"] and _same_place(c, row) for c in result.get("comparisons") or [])
+        comparison = next((c for c in result.get("comparisons") or [] if is_of(c, row)), None)
+        is_baseline = any(c["against"] == row["of"] and same_place(c, row) for c in result.get("comparisons") or [])
         body.append(
             [
                 row["of"],
-                *(_at(row, key) for key in points),
+                *(value_at(row, key) for key in points),
                 f"{row['n']} x {row.get('calls_per_sample', 1)}" if blocks else str(row["n"]),
                 measure(row.get("median"), common),
                 _span([row.get("p10"), row.get("p90")], common),
@@ -167,7 +168,7 @@ def _speedup(comparison: Json | None, is_baseline: bool) -> list[str]:
 def _check_of(row: Json, result: Json) -> str:
     """What was proven of a timed contestant: at this very point or, where nothing was, wherever it agrees with it."""
     checks = result.get("checks") or []
-    about = [check for check in checks if _is_about(check, row)] or [check for check in checks if _agrees(check, row)]
+    about = [check for check in checks if is_about(check, row)] or [check for check in checks if agrees(check, row)]
     if not about:
         return ""
     if not all(check["passed"] for check in about):
@@ -184,8 +185,8 @@ def _comparisons(result: Json) -> list[str]:
     seen: list[tuple[Any, ...]] = []
     for comparison in result.get("comparisons") or []:
         place = (comparison["name"], comparison["of"], comparison.get("at"))
-        if place in seen or not any(_same(comparison, row) for row in timings):
-            rest.append([comparison["name"], comparison["of"], comparison["against"], _point(comparison)])
+        if place in seen or not any(is_of(comparison, row) for row in timings):
+            rest.append([comparison["name"], comparison["of"], comparison["against"], point_in_words(comparison)])
             rest[-1] += _speedup(comparison, False)
         seen.append(place)
     return _section("comparisons", ["name", "of", "against", "at", "speed-up", "ci95", "verdict"], rest)
@@ -196,7 +197,7 @@ def _checks(result: Json) -> list[str]:
     timings = result.get("timings") or []
     groups: dict[tuple[Any, ...], list[Json]] = {}
     for index, check in enumerate(result.get("checks") or []):
-        if check["passed"] and any(_is_about(check, row) for row in timings):
+        if check["passed"] and any(is_about(check, row) for row in timings):
             continue
         own = None if check["passed"] else index
         kind = (check["name"], check["of"], check["against"], own, check.get("detail"))
@@ -240,7 +241,7 @@ def _figures(result: Json) -> list[str]:
     columns = list(dict.fromkeys(row["of"] for row in figures))
     found: dict[tuple[str, str], dict[str, Json]] = {}
     for row in figures:
-        found.setdefault((row["name"], _point(row)), {})[row["of"]] = row
+        found.setdefault((row["name"], point_in_words(row)), {})[row["of"]] = row
     filled = sum(map(len, found.values()))
     if len(columns) > _MOST_COLUMNS or filled < len(figures) or 3 * filled < len(columns) * len(found):
         return _section("figures", *_one_by_one(figures), most=_MOST_FIGURES)
@@ -263,7 +264,7 @@ def _one_by_one(figures: Sequence[Json]) -> tuple[list[str], list[list[str]]]:
     header = ["name", "of", "at", "value", "95 % interval", "bytes", "FLOP", "count", "seconds", "note"]
     rows = []
     for row in figures:
-        rows.append([row["name"], row["of"], _point(row), _figure(row), _interval(row)])
+        rows.append([row["name"], row["of"], point_in_words(row), _figure(row), _interval(row)])
         rows[-1] += [f"{row[key]:,}" if row.get(key) is not None else "" for key in ("bytes", "flop", "count")]
         rows[-1] += [quantity(row["seconds"], "s") if row.get("seconds") is not None else ""]
         rows[-1] += [row.get("reason") or row.get("method") or ""]
@@ -288,7 +289,7 @@ def _curves(result: Json) -> list[str]:
     for curve in result.get("curves") or []:
         y = curve["y"]
         ends = [number(y[0]), number(y[-1])] if y else ["", ""]
-        rows.append([curve["name"], curve["of"], _point(curve), f"{len(y)} by {curve['x_name']}", *ends])
+        rows.append([curve["name"], curve["of"], point_in_words(curve), f"{len(y)} by {curve['x_name']}", *ends])
     return _section("curves", ["name", "of", "at", "points", "first", "last"], rows)
 
 
@@ -296,7 +297,7 @@ def _spans(result: Json) -> list[str]:
     """A row for each kind of span: from the first one's start to the last one's end, and how much of that is work."""
     groups: dict[tuple[str, str, str], list[Json]] = {}
     for span in result.get("spans") or []:
-        groups.setdefault((span["name"], span["of"], _point(span)), []).append(span)
+        groups.setdefault((span["name"], span["of"], point_in_words(span)), []).append(span)
     busy = {kind: sum(span["end_s"] - span["start_s"] for span in spans) for kind, spans in groups.items()}
     unit = scale(busy.values(), "s")
     rows = [
@@ -355,44 +356,6 @@ def _section(title: str, header: list[str], rows: list[list[str]], most: int = _
 
 def _indent(lines: Sequence[str]) -> list[str]:
     return [f"  {line}".rstrip() for line in lines]
-
-
-def _points(rows: Sequence[Json]) -> list[str]:
-    """The keys of `at` that tell these rows apart, or that all share: every key, in order of appearance."""
-    return list(dict.fromkeys(str(key) for row in rows for key in row.get("at") or {}))
-
-
-def _at(row: Json, key: str) -> str:
-    value = (row.get("at") or {}).get(key)
-    return "" if value is None else str(value)
-
-
-def _point(row: Json) -> str:
-    return ", ".join(f"{key}={value}" for key, value in (row.get("at") or {}).items())
-
-
-def _same(comparison: Json, row: Json) -> bool:
-    return bool(comparison["of"] == row["of"] and _same_place(comparison, row))
-
-
-def _same_place(comparison: Json, row: Json) -> bool:
-    return bool(comparison["name"] == row["name"] and (comparison.get("at") or {}) == (row.get("at") or {}))
-
-
-def _is_about(check: Json, row: Json) -> bool:
-    """A check at no point, or at part of a row's point, holds for that row."""
-    at = row.get("at") or {}
-    return bool(
-        check["of"] == row["of"] and all(at.get(key) == value for key, value in (check.get("at") or {}).items())
-    )
-
-
-def _agrees(check: Json, row: Json) -> bool:
-    """Whether nothing that both points tell differs: a check after some steps, for one that was timed over all."""
-    at = row.get("at") or {}
-    return bool(
-        check["of"] == row["of"] and all(at.get(key, value) == value for key, value in (check.get("at") or {}).items())
-    )
 
 
 def _span(pair: Sequence[float | None] | None, unit: Scale) -> str:

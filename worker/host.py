@@ -32,7 +32,7 @@ import torchstone
 from torchstone.errors import SetupError
 from torchstone.jobs import State
 from torchstone.settings import Settings
-from torchstone.store import Store, hosts, leases
+from torchstone.store import Store, claims, hosts, leases
 from torchstone.store.artifacts import Blobs
 from worker.alive import Alive
 from worker.checkpoints import release
@@ -139,7 +139,7 @@ class WorkerHost:
         with self._lock:
             while not self._draining and not self._stopping.is_set() and any(self.free()):
                 with self.store.write() as conn:
-                    claim = leases.claim(conn, self.host, self.settings.lease_s)
+                    claim = claims.claim(conn, self.host, self.settings.lease_s)
                 if claim is None:
                     return
                 run = JobRun(self._station, claim, self.ended)

@@ -11,7 +11,6 @@ the record is made when it is back, unless the lease is lost by then.
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import shutil
 import threading
@@ -31,7 +30,7 @@ from torchstone.jobs import State
 from torchstone.results import dumps
 from torchstone.settings import Settings
 from torchstone.specs import parse_spec
-from torchstone.store import Store, events, is_transient, leases, logs, reports, retention
+from torchstone.store import Store, claims, events, is_transient, leases, logs, reports, retention
 from torchstone.store.artifacts import Blobs, digest
 from torchstone.store.hosts import Host
 from worker import alive, processes
@@ -39,12 +38,12 @@ from worker.bench import Assignment, LeasedDevice
 from worker.checkpoints import CheckpointKeeper, release_if_possible
 from worker.devices import Device, gpu_holders, usable_cores
 from worker.launch import JobProcess, Launcher, Outcome
+from worker.output import Output
 from worker.servers import preload_for
 
 FLUSH_S = 0.5
 GPU_BACK_WITHIN_S = 10.0
 DATABASE_AWAY = "the database was out of reach"
-_CHUNK_CHARS = 1 << 18
 T = TypeVar("T")
 
 
@@ -70,7 +69,7 @@ class Station:
 class JobRun:
     """One running attempt."""
 
-    def __init__(self, station: Station, claim: leases.Claim, on_end: Callable[[JobRun], None]) -> None:
+    def __init__(self, station: Station, claim: claims.Claim, on_end: Callable[[JobRun], None]) -> None:
         """`on_end` is called from the run's own thread once the job's devices are free again."""
         self.station = station
         self.claim = claim
@@ -83,7 +82,7 @@ class JobRun:
         self._stop_reason: str | None = None
         self._lock = threading.Lock()
         self._checkpoints = CheckpointKeeper(station.store, station.blobs, claim.holder, self.folder)
-        self._output = _Output(station.settings.log_limit_bytes)
+        self._output = Output(station.settings.log_limit_bytes)
         self._progress: dict[str, Any] | None = None
         self._neighbours: list[dict[str, Any]] = []
         self._flushed_s = time.monotonic()
@@ -386,50 +385,3 @@ def _completed(result: str, files: list[dict[str, Any]], neighbours: list[dict[s
         quality["codes"].append({"code": "neighbours", "severity": "warning", "evidence": {"jobs": neighbours}})
         quality["grade"] = "suspect" if quality["grade"] == "valid" else quality["grade"]
     return dumps(document)
-
-
-class _Output:
-    """What a job printed: decoded, cut at a limit, in numbered chunks that wait until they are stored."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._limit_bytes = limit_bytes
-        self._taken_bytes = 0
-        self._text = ""
-        self._chunks: list[tuple[int, str]] = []
-        self._seq = 0
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether there is something to store."""
-        return bool(self._text or self._chunks)
-
-    def feed(self, data: bytes) -> None:
-        """Take what was printed; past the limit it is only counted."""
-        left_bytes = max(0, self._limit_bytes - self._taken_bytes)
-        self._taken_bytes += len(data)
-        self._text += self._decoder.decode(data[:left_bytes])
-        while len(self._text) >= _CHUNK_CHARS:
-            self._seal(_CHUNK_CHARS)
-
-    def close(self) -> None:
-        """Nothing more is printed: say what was dropped."""
-        self._text += self._decoder.decode(b"", final=True)
-        dropped = self._taken_bytes - self._limit_bytes
-        if dropped > 0:
-            self._text += f"\n[output over {self._limit_bytes} bytes is not kept: {dropped} bytes were dropped]\n"
-
-    def pending(self) -> list[tuple[int, str]]:
-        """The chunks that were not stored yet, as (seq, text)."""
-        if self._text:
-            self._seal(len(self._text))
-        return list(self._chunks)
-
-    def stored(self, chunks: list[tuple[int, str]]) -> None:
-        """These chunks, as `pending` gave them, are in the database."""
-        del self._chunks[: len(chunks)]
-
-    def _seal(self, chars: int) -> None:
-        self._chunks.append((self._seq, self._text[:chars]))
-        self._text = self._text[chars:]
-        self._seq += 1

@@ -28,7 +28,7 @@ from tests.torchstone.processes import wait_until
 from torchstone import broker
 from torchstone.jobs import State
 from torchstone.settings import Settings
-from torchstone.store import Store, leases
+from torchstone.store import Store, claims, leases
 from torchstone.store.artifacts import Blobs
 
 SPEC: dict[str, Any] = {"kind": "jit", "model": {"preset": "mlp"}}
@@ -64,7 +64,7 @@ class Service:
 
     def finish(
         self,
-        claimed: leases.Claim,
+        claimed: claims.Claim,
         outcome: State = State.succeeded,
         *,
         result: str | None = '{"schema":1,"timings":[]}',

@@ -14,7 +14,7 @@ from tests.service.conftest import SPEC, Service
 from tests.torchstone.processes import wait_until
 from tests.torchstone.store_samples import claim, submit, up
 from torchstone.jobs import Job, JobList, State
-from torchstone.store import jobs, leases
+from torchstone.store import claims, jobs, leases
 
 
 def test_a_job_through_its_life(service: Service) -> None:
@@ -77,7 +77,7 @@ def test_a_wait_ends_within_milliseconds_of_the_job(service: Service) -> None:
         claimed = claim(service.store, host)
         ended: dict[str, float] = {}
 
-        def end(claimed: leases.Claim = claimed, ended: dict[str, float] = ended) -> None:
+        def end(claimed: claims.Claim = claimed, ended: dict[str, float] = ended) -> None:
             time.sleep(0.3)
             service.finish(claimed)
             ended["at_s"] = time.monotonic()
@@ -244,6 +244,6 @@ def test_a_lost_worker_s_job_is_queued_again(start: Callable[..., Service]) -> N
     host = up(service.store)
     job_id = service.submit()["id"]
     with service.store.write() as conn:
-        assert leases.claim(conn, host, 0.2) is not None
+        assert claims.claim(conn, host, 0.2) is not None
     wait_until(lambda: service.job(job_id)["state"] == "queued", within_s=10)
     assert service.job(job_id)["attempts"][0]["outcome"] == "lost"

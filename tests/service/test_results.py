@@ -13,7 +13,7 @@ from tests.service.conftest import Service
 from tests.torchstone.sample_jobs import full_result
 from tests.torchstone.store_samples import claim, up
 from torchstone.jobs import State
-from torchstone.store import leases, logs
+from torchstone.store import claims, leases, logs
 
 Event = dict[str, str]
 
@@ -34,7 +34,7 @@ def events(service: Service, job_id: str, last_id: str | None = None) -> Iterato
                 event = {}
 
 
-def print_lines(service: Service, claimed: leases.Claim, seq: int, text: str) -> None:
+def print_lines(service: Service, claimed: claims.Claim, seq: int, text: str) -> None:
     with service.store.write() as conn:
         logs.append(conn, claimed.holder.job_id, claimed.holder.attempt, [(seq, text)])
 

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from torchstone.specs import BaseSpec, parse_spec
-from torchstone.store import Store, hosts, jobs, leases
+from torchstone.store import Store, claims, hosts, jobs, leases
 from torchstone.store.schema import now_us, placements
 
 LEASE_S = 30.0
@@ -47,17 +47,17 @@ def up(store: Store, name: str = "a", **fields: Any) -> hosts.Host:
     return host
 
 
-def claim(store: Store, host: hosts.Host) -> leases.Claim:
+def claim(store: Store, host: hosts.Host) -> claims.Claim:
     """The next job of `host`; there must be one."""
     with store.write() as conn:
-        claimed = leases.claim(conn, host, LEASE_S)
+        claimed = claims.claim(conn, host, LEASE_S)
     assert claimed is not None
     return claimed
 
 
 def nothing_to_claim(store: Store, host: hosts.Host) -> bool:
     with store.write() as conn:
-        return leases.claim(conn, host, LEASE_S) is None
+        return claims.claim(conn, host, LEASE_S) is None
 
 
 def row(store: Store, job_id: str) -> dict[str, Any]:

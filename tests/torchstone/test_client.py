@@ -25,7 +25,7 @@ from torchstone import errors, render
 from torchstone.client import Client
 from torchstone.jobs import State
 from torchstone.settings import Settings
-from torchstone.store import Store, hosts, leases, logs, migrate
+from torchstone.store import Store, claims, hosts, leases, logs, migrate
 from torchstone.store.artifacts import Blobs
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra")
@@ -46,13 +46,13 @@ class Service:
     def url(self) -> str:
         return self.settings.public_url
 
-    def claim(self) -> leases.Claim:
+    def claim(self) -> claims.Claim:
         with self.store.write() as conn:
-            claim = leases.claim(conn, self.host, 30)
+            claim = claims.claim(conn, self.host, 30)
         assert claim is not None
         return claim
 
-    def finish(self, folder: Path, files: dict[str, bytes] | None = None) -> leases.Claim:
+    def finish(self, folder: Path, files: dict[str, bytes] | None = None) -> claims.Claim:
         """Run the next job: it prints a line, finds `full_result` and makes `files`."""
         claim = self.claim()
         blobs = Blobs(self.settings.artifacts_url)

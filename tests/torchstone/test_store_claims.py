@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from tests.torchstone.store_samples import LEASE_S, a_host, submit, up
 from torchstone.jobs import State
-from torchstone.store import Store, leases
+from torchstone.store import Store, claims, leases
 from torchstone.store.schema import attempts, jobs, placements
 
 PROCESSES = 8
@@ -29,7 +29,7 @@ def _run_jobs(url: str, name: str, machine: str, together: Barrier) -> None:
     together.wait(60)
     while True:
         with store.write() as conn:
-            claimed = leases.claim(conn, host, LEASE_S)
+            claimed = claims.claim(conn, host, LEASE_S)
         if claimed is not None:
             running.append(claimed.holder)
         elif not running:

@@ -14,7 +14,7 @@ from tests.torchstone.store_samples import a_host, claim, row, spec, state, subm
 from torchstone.errors import Conflict, InvalidRequest
 from torchstone.jobs import State
 from torchstone.specs import BaseSpec
-from torchstone.store import Store, events, hosts, jobs, leases
+from torchstone.store import Store, claims, events, hosts, jobs, leases
 from torchstone.store.ids import new_id
 from torchstone.store.jobs import NewJob, Stored
 from torchstone.store.schema import idempotency_keys
@@ -218,7 +218,7 @@ class TestPage:
 
 
 def leases_claim(conn: Any, host: hosts.Host) -> leases.Holder:
-    claimed = leases.claim(conn, host, 30)
+    claimed = claims.claim(conn, host, 30)
     assert claimed is not None
     return claimed.holder
 
@@ -262,7 +262,7 @@ class TestCancel:
         [job_id] = submit(store)
         with store.write() as conn:
             assert jobs.cancel(conn, job_id) == "canceled"
-            assert leases.claim(conn, host, 30) is None
+            assert claims.claim(conn, host, 30) is None
         assert row(store, job_id)["finished_us"] is not None
 
     def test_running_becomes_canceling_and_asking_again_is_harmless(self, store: Store) -> None:

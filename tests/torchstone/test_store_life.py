@@ -89,7 +89,7 @@ class Life(RuleBasedStateMachine):
     def claim(self, name: str, claims: int, lease_s: float) -> None:
         for _ in range(claims):
             with self.store.write() as conn:
-                claimed = leases.claim(conn, self.host(name), lease_s)
+                claimed = claims.claim(conn, self.host(name), lease_s)
             if claimed is not None:
                 self.holders.append(claimed.holder)
 

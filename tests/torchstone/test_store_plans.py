@@ -18,7 +18,7 @@ from sqlalchemy import Connection, event, text
 from tests.torchstone.store_samples import LEASE_S, a_host, spec
 from torchstone.jobs import State
 from torchstone.specs import BaseSpec
-from torchstone.store import Store, artifacts, events, hosts, jobs, leases, logs
+from torchstone.store import Store, artifacts, claims, events, hosts, jobs, leases, logs
 from torchstone.store.jobs import NewJob
 
 pytestmark = pytest.mark.slow
@@ -199,7 +199,7 @@ CALLS: dict[str, Callable[[Connection, str], object]] = {
     "page by a kind that none has": lambda conn, job_id: jobs.page(conn, kind="none", before=job_id),
     "page by kind and state": lambda conn, job_id: jobs.page(conn, kind="jit", states=["canceling"], before=job_id),
     "page by label": lambda conn, job_id: jobs.page(conn, label=("n", "7"), before=job_id),
-    "claim": lambda conn, _: leases.claim(conn, HOST, LEASE_S),
+    "claim": lambda conn, _: claims.claim(conn, HOST, LEASE_S),
     "heartbeat": lambda conn, _: leases.renew(conn, "a", "1", LEASE_S),
     "held": lambda conn, _: leases.held(conn, "a", "1"),
     "progress": lambda conn, _: leases.progress(conn, HOLDER, {"done": 1}),

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from tests.torchstone.store_samples import LEASE_S, a_host, claim, let_leases_end, row, state, submit, up
 from torchstone.errors import Conflict
 from torchstone.jobs import State
-from torchstone.store import Store, events, hosts, jobs, leases
+from torchstone.store import Store, claims, events, hosts, jobs, leases
 from torchstone.store.leases import Holder
 from torchstone.store.schema import events as events_table
 from torchstone.store.schema import jobs as jobs_table
@@ -137,7 +137,7 @@ def test_a_restart_does_not_take_back_what_just_ended(store: Store, running: Hol
 def test_cancelling_while_it_is_claimed(store: Store) -> None:
     host = up(store)
     [job_id] = submit(store)
-    claims = lambda conn: leases.claim(conn, host, LEASE_S)  # noqa: E731
+    claims = lambda conn: claims.claim(conn, host, LEASE_S)  # noqa: E731
     with meanwhile(store, claims, lambda conn: jobs.cancel(conn, job_id)) as other:
         assert other.end() == "canceling"
     assert state(store, job_id) == "canceling"
@@ -146,7 +146,7 @@ def test_cancelling_while_it_is_claimed(store: Store) -> None:
 def test_claiming_while_it_is_cancelled_takes_the_next(store: Store) -> None:
     host = up(store)
     first, second = submit(store, 2)
-    claims = lambda conn: leases.claim(conn, host, LEASE_S)  # noqa: E731
+    claims = lambda conn: claims.claim(conn, host, LEASE_S)  # noqa: E731
     with meanwhile(store, lambda conn: jobs.cancel(conn, first), claims) as other:
         assert other.end().holder.job_id == second
     assert state(store, first) == "canceled"
@@ -162,7 +162,7 @@ def test_a_claim_that_came_too_late_lets_go_of_the_job(database_url: str) -> Non
     told = threading.Event()
 
     def claim_and_stay(conn: Connection) -> str:
-        claimed = leases.claim(conn, host, LEASE_S)
+        claimed = claims.claim(conn, host, LEASE_S)
         assert claimed is not None
         looked.set()
         told.wait(30)
@@ -211,7 +211,7 @@ def test_two_workers_of_one_machine_claim_different_jobs_at_once(store: Store) -
     with store.write() as conn:
         conn.execute(jobs_table.update().where(jobs_table.c.id == only_big).values(memory_bytes=2 << 30))
     with meanwhile(
-        store, lambda conn: leases.claim(conn, big, LEASE_S), lambda conn: leases.claim(conn, small, LEASE_S)
+        store, lambda conn: claims.claim(conn, big, LEASE_S), lambda conn: claims.claim(conn, small, LEASE_S)
     ) as other:
         assert other.end() is None  # cpu:0 is taken
     assert state(store, only_big) == "running"
@@ -222,7 +222,7 @@ def test_two_machines_claim_at_once(store: Store) -> None:
     one, two = (up(store, name) for name in "ab")
     first, second = submit(store, 2)
     with meanwhile(
-        store, lambda conn: leases.claim(conn, one, LEASE_S), lambda conn: leases.claim(conn, two, LEASE_S)
+        store, lambda conn: claims.claim(conn, one, LEASE_S), lambda conn: claims.claim(conn, two, LEASE_S)
     ) as other:
         assert other.end().holder.job_id == second
     assert row(store, first)["attempts"][0]["host"] == "a"
@@ -280,7 +280,7 @@ def test_no_deadlock_whoever_meets_whom(database_url: str) -> None:
                 claims = []
                 for _ in range(3):
                     with store.write() as conn:
-                        claims.append(leases.claim(conn, host, LEASE_S))
+                        claims.append(claims.claim(conn, host, LEASE_S))
                 with store.write() as conn:
                     leases.renew(conn, name, "1", LEASE_S if number % 2 else -1)  # -1: has ended already
                 for claimed in filter(None, claims[::-1]):

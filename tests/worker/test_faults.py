@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from tests.worker.test_host import Bed, bed, launcher, until
 from torchstone.settings import Settings
-from torchstone.store import jobs, leases, migrate
+from torchstone.store import claims, jobs, migrate
 from worker import processes
 
 __all__ = ["bed", "launcher"]  # fixtures
@@ -30,7 +30,7 @@ def test_a_job_whose_claim_nobody_heard_of_is_given_back(bed: Bed) -> None:
     host._draining = True
     job_id = bed.submit("answer")
     with bed.store.write() as conn:
-        assert leases.claim(conn, host.host, 3600) is not None
+        assert claims.claim(conn, host.host, 3600) is not None
     host._draining = False
     # When the worker next renews its leases, then it finds that it does not run that job, and runs it
     job = bed.ended(job_id)

@@ -17,7 +17,7 @@ from torchstone.errors import SetupError
 from torchstone.jobs import State, is_terminal
 from torchstone.settings import Settings
 from torchstone.specs import parse_spec
-from torchstone.store import Store, artifacts, events, hosts, jobs, leases, logs
+from torchstone.store import Store, artifacts, claims, events, hosts, jobs, leases, logs
 from worker import processes
 from worker.host import WorkerHost
 from worker.launch import Launcher
@@ -330,7 +330,7 @@ def test_a_restarted_worker_takes_its_jobs_back_at_once(bed: Bed) -> None:
     ghost = hosts.Host("bed", "bed", "ghost", 1, 0.0, [{"name": "cpu:0", "type": "cpu"}], 1 << 30, {})
     with bed.store.write() as conn:
         hosts.register(conn, ghost)
-        claim = leases.claim(conn, ghost, 3600)
+        claim = claims.claim(conn, ghost, 3600)
     assert claim is not None
     # When the host comes up again, then the job is done in a second attempt, long before the lease ends
     bed.open()

@@ -31,6 +31,7 @@ from torchstone.store.ids import first_id
 from torchstone.store.leases import Holder
 from torchstone.store.schema import (
     artifacts,
+    checkpoints,
     deleted_jobs,
     idempotency_keys,
     is_finished,
@@ -72,8 +73,12 @@ def delete_job(conn: Connection, job_id: str, reason: str) -> bool:
         return False
     if not is_terminal(state):
         raise Conflict(f"the job is {state}: cancel it, and delete it once it has ended")
-    names = conn.execute(select(artifacts.c.sha256).where(artifacts.c.job_id == job_id).distinct())
-    loose = [{"sha256": row.sha256, "job_id": job_id, "attempt": _DELETED} for row in names]
+    names = {
+        sha256
+        for table in (artifacts, checkpoints)
+        for sha256 in conn.scalars(select(table.c.sha256).where(table.c.job_id == job_id))
+    }
+    loose = [{"sha256": sha256, "job_id": job_id, "attempt": _DELETED} for sha256 in sorted(names)]
     if loose:
         conn.execute(insert(loose_blobs), loose)
     conn.execute(insert(deleted_jobs).values(job_id=job_id, deleted_us=now_us(), reason=reason))
@@ -128,7 +133,7 @@ def remove_loose(conn: Connection, sha256: str, remove: Callable[[str], None]) -
     _lock(conn, [sha256])
     of_these = loose_blobs.c.sha256 == sha256
     pinned = conn.scalar(select(exists().where(of_these, _is_pinned)))
-    named = conn.scalar(select(exists().where(artifacts.c.sha256 == sha256)))
+    named = any(conn.scalar(select(exists().where(table.c.sha256 == sha256))) for table in (artifacts, checkpoints))
     conn.execute(delete(loose_blobs).where(of_these, ~_is_pinned))
     if pinned or named:
         return False

@@ -46,14 +46,14 @@ class Work:
         return cls(**answer)
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up every operation's FLOP, by the formulas of torch's flop counter, and its tensors' bytes; a view has none.
 
     It does what `FlopCounterMode` does, which cannot be used here: its first operation imports the compiler.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flop = self.bytes = 0
 
     @classmethod
@@ -141,7 +141,7 @@ def point(
         return Figure.model_validate({**row, "reason": work.reason or "it was not timed"})
     row |= {"flop": work.flop, "bytes": work.bytes, "seconds": seconds}
     row |= {"flop_per_s": work.flop / seconds, "bytes_per_s": work.bytes / seconds}
-    where = {"dtype": dtype, "device_type": device_type, "cores": cores, "devices": devices}
+    where: dict[str, Any] = {"dtype": dtype, "device_type": device_type, "cores": cores, "devices": devices}
     peak, stream = (ceilings.find(unit, **where) for unit in ("FLOP/s", "B/s"))
     for name, achieved, ceiling in (("flop", work.flop, peak), ("bytes", work.bytes, stream)):
         row[f"{name}_fraction"] = achieved / seconds / ceiling.value if isinstance(ceiling, Ceiling) else None

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file
 from torch import nn
 
@@ -68,3 +70,12 @@ def right_answers(output: Path, labels: list[int]) -> int:
     """How many of the predicted classes in a .npz file are right."""
     with np.load(output) as archive:
         return int((archive["arr_0"] == np.array(labels)).sum())
+
+
+def merge(files: list[Path], into: Path) -> None:
+    """One file with every weight that the ranks wrote, as the lowest rank that has it wrote it."""
+    weights: dict[str, Any] = {}
+    for file in files:
+        weights = {**load_arrays(file), **weights}
+        file.unlink()
+    save_arrays(weights, into)

@@ -28,7 +28,7 @@ from typing import Any, Self
 
 import orjson
 
-from torchstone.errors import RankLost
+from torchstone.errors import DataMissing, InvalidModel, JobError, OutOfMemory, RankLost, WorkloadError
 from worker import processes
 from worker.bench import LeasedDevice
 from worker.measure.contestant import Contestant, FailureKind
@@ -305,3 +305,13 @@ def is_stopped(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except OSError:
         return False
+
+
+def job_error(failure: GangFailed) -> JobError:
+    """The error that ends the job because of `failure`."""
+    kinds: dict[str, type[JobError]] = {
+        "data_missing": DataMissing,
+        "invalid_model": InvalidModel,
+        "out_of_memory": OutOfMemory,
+    }
+    return kinds[failure.kind](failure.reason) if failure.kind in kinds else WorkloadError(str(failure))

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import load_file, save_file
-
-from torchstone.errors import DataMissing, InvalidModel, JobError, OutOfMemory, WorkloadError
+from torchstone.errors import JobError, WorkloadError
 from torchstone.results import Code, Figure, Result, Skipped
 from torchstone.training import TrainSpec
 from worker.bench import Bench
@@ -33,10 +32,10 @@ from worker.measure import roofline
 from worker.measure.environment import Load, frequency_mhz, host_facts
 from worker.measure.quality import grade, load_codes
 from worker.measure.roofline import Work
-from worker.parallel.export import Exporter, right_answers, scoring_program
+from worker.parallel.export import Exporter, merge, right_answers, scoring_program
 from worker.parallel.loop import ONE_PROCESS, Trainer
 from worker.parallel.proof import Proof, replicas_row
-from worker.parallel.ranks import Gang, GangFailed
+from worker.parallel.ranks import Gang, GangFailed, job_error
 from worker.parallel.reference import Reference
 from worker.parallel.report import Epoch, Run, report
 from worker.parallel.reproduce import reads_files, reproduction
@@ -138,7 +137,7 @@ class Experiment:
             asked = {"devices": len(self.bench.devices), "batch_sizes": sizes}
             (self.facts,) = self.reference.ask("facts", asked)
         except GangFailed as failure:
-            raise _as_job_error(failure) from None
+            raise job_error(failure) from None
         self.proof = Proof(self.spec, self.bench.folder, self.reference, self.facts)
         self.host = {"name": self.bench.host, **host_facts(self.bench.cores), "seed": self.spec.seed}
         self.host["devices"] = [asdict(device) for device in self.bench.devices]
@@ -283,7 +282,7 @@ class Experiment:
         told = gang.ask("save")
         run.checks.append(replicas_row(run, told[0]["spread"], run.steps))
         run.weights = self.bench.file(f"{run.name}.safetensors")
-        _merge([Path(answer["file"]) for answer in told], run.weights)
+        merge([Path(answer["file"]) for answer in told], run.weights)
 
     def _keep_all(self) -> None:
         (self.labels,) = self.reference.ask("test_file", {"file": str(self.bench.file("test.pt"))})
@@ -350,7 +349,7 @@ class Experiment:
             run.name,
             run.at,
             Work.told(self.facts["work"][str(run.setting.batch_size)]),
-            float(np.median(steps)) if len(steps) else None,
+            statistics.median(steps) if len(steps) else None,
             self.bench.ceilings,
             dtype=self.spec.dtype,
             device_type=devices[0].type,
@@ -360,10 +359,10 @@ class Experiment:
 
     def _fail(self, run: Run, failure: GangFailed) -> None:
         if failure.kind in ("invalid_model", "data_missing"):
-            raise _as_job_error(failure) from None
+            raise job_error(failure) from None
         self._drop(run, failure.reason, "skipped" if failure.kind == "unavailable" else "failed")
         if not any(not r.is_over or r.epochs for r in self.runs):
-            raise _as_job_error(failure) from None
+            raise job_error(failure) from None
 
     def _drop(self, run: Run, reason: str, status: Any) -> None:
         """This strategy takes no further part; what it measured stays."""
@@ -389,21 +388,3 @@ class Experiment:
         done = sum(self.steps_told.values())
         total = sum(run.course.total_steps for run in self.runs)
         self.bench.progress(done, total, "steps", None, message)
-
-
-def _merge(files: list[Path], into: Path) -> None:
-    """One file with every weight that the ranks wrote, as the lowest rank that has it wrote it."""
-    weights: dict[str, Any] = {}
-    for file in files:
-        weights = {**load_file(file), **weights}
-        file.unlink()
-    save_file(weights, into)
-
-
-def _as_job_error(failure: GangFailed) -> JobError:
-    kinds: dict[str, type[JobError]] = {
-        "data_missing": DataMissing,
-        "invalid_model": InvalidModel,
-        "out_of_memory": OutOfMemory,
-    }
-    return kinds[failure.kind](failure.reason) if failure.kind in kinds else WorkloadError(str(failure))
