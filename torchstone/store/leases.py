@@ -1,7 +1,7 @@
 """What workers do to the jobs that they hold: renew, finish, give back; and what is done for workers that vanished.
 
-Every write after the claim (`store.claims`) carries the attempt and the worker's incarnation (`Holder`), and counts only
-while that attempt still holds the job: a stale worker's writes are refused, and it learns so.
+Every write after the claim (`store.claims`) carries the attempt and the worker's incarnation (`Holder`), and counts
+only while that attempt still holds the job: a stale worker's writes are refused, and it learns so.
 
     with store.write() as conn:
         leases.finish(conn, claim.holder, State.succeeded, result=..., artifacts=[...])   # False: it was taken away
