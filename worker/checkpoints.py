@@ -42,6 +42,8 @@ class CheckpointKeeper:
         """
         with self.store.read() as conn:
             parts = checkpoints.of(conn, self.holder.job_id)
+        if not parts:
+            return {}, None
         self.folder.mkdir(exist_ok=True)
         files = {part.name: self.folder / str(number) for number, part in enumerate(parts)}
         try:
