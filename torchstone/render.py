@@ -252,7 +252,7 @@ def _figures(result: Json) -> list[str]:
         for of, row in by_column.items():
             if row.get("reason"):
                 reasons.setdefault(row["reason"], []).append(of)
-        notes = [f"{', '.join(of)}: {reason}" if len(of) < len(by_column) else reason for reason, of in reasons.items()]
+        notes = [f"{', '.join(of)}: {reason}" if len(of) < len(columns) else reason for reason, of in reasons.items()]
         rows.append([name, point, *(_figure(by_column.get(column)) for column in columns), "; ".join(notes)])
         if any(row.get("ci95") for row in by_column.values()):
             rows.append(["  95 % interval", "", *(_interval(by_column.get(column)) for column in columns)])

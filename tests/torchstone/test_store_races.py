@@ -137,8 +137,8 @@ def test_a_restart_does_not_take_back_what_just_ended(store: Store, running: Hol
 def test_cancelling_while_it_is_claimed(store: Store) -> None:
     host = up(store)
     [job_id] = submit(store)
-    claims = lambda conn: claims.claim(conn, host, LEASE_S)  # noqa: E731
-    with meanwhile(store, claims, lambda conn: jobs.cancel(conn, job_id)) as other:
+    claim = lambda conn: claims.claim(conn, host, LEASE_S)  # noqa: E731
+    with meanwhile(store, claim, lambda conn: jobs.cancel(conn, job_id)) as other:
         assert other.end() == "canceling"
     assert state(store, job_id) == "canceling"
 
@@ -146,8 +146,8 @@ def test_cancelling_while_it_is_claimed(store: Store) -> None:
 def test_claiming_while_it_is_cancelled_takes_the_next(store: Store) -> None:
     host = up(store)
     first, second = submit(store, 2)
-    claims = lambda conn: claims.claim(conn, host, LEASE_S)  # noqa: E731
-    with meanwhile(store, lambda conn: jobs.cancel(conn, first), claims) as other:
+    claim = lambda conn: claims.claim(conn, host, LEASE_S)  # noqa: E731
+    with meanwhile(store, lambda conn: jobs.cancel(conn, first), claim) as other:
         assert other.end().holder.job_id == second
     assert state(store, first) == "canceled"
 
@@ -277,13 +277,13 @@ def test_no_deadlock_whoever_meets_whom(database_url: str) -> None:
         host = a_host(name, cpu=4, machine="m" if name != "c" else "n")
         try:
             for number in range(rounds):
-                claims = []
+                taken = []
                 for _ in range(3):
                     with store.write() as conn:
-                        claims.append(claims.claim(conn, host, LEASE_S))
+                        taken.append(claims.claim(conn, host, LEASE_S))
                 with store.write() as conn:
                     leases.renew(conn, name, "1", LEASE_S if number % 2 else -1)  # -1: has ended already
-                for claimed in filter(None, claims[::-1]):
+                for claimed in filter(None, taken[::-1]):
                     with store.write() as conn:
                         if leases.progress(conn, claimed.holder, {"done": number}):
                             leases.give_back(conn, claimed.holder, "r", spent=False, max_attempts=3)
