@@ -135,7 +135,7 @@ class HardwareSpec(BaseSpec):
     probes: list[Annotated[Probe, Field(strict=False)]] = Field(
         default_factory=lambda: list(Probe), min_length=1, max_length=len(Probe), description="What to measure."
     )
-    budget_s: float = Field(75, gt=0, le=3600, description="Seconds that all probes together should take.")
+    budget_s: float = Field(60, gt=0, le=3600, description="Seconds that all probes together should take.")
 
     @model_validator(mode="after")
     def _each_probe_once(self) -> Self:

@@ -21,7 +21,7 @@ from worker.hardware.table import probe
 from worker.hardware.vector import cpu_flags
 from worker.workloads import workload
 
-CPU_PROBES = ("memory", "cache", "vector", "gemm")
+CPU_PROBES = (pytest.param("memory", marks=pytest.mark.slow), "cache", "vector", "gemm")
 MEMORY_BYTES = 96 << 20  # arrays of 10 MiB: a figure of the cache, and said so
 
 

@@ -29,7 +29,7 @@ def test_reads_see_every_word_in_either_direction(kernels: Kernels) -> None:
         assert found == total and seconds > 0
     places = np.array([0, 512, 8], dtype=np.uint64)
     _, found = kernels.read_bursts(words, places, 16)
-    assert found == int(sum(words[int(place) : int(place) + 16].sum() for place in places) % 2**64)
+    assert found == sum(int(words[int(place) : int(place) + 16].sum()) for place in places) % 2**64
 
 
 def test_the_cycle_visits_every_line_once_and_the_chase_closes_it(kernels: Kernels) -> None:
