@@ -26,7 +26,7 @@ from torchstone.results import Check, Comparison, Figure, Skipped, Table, Timing
 from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.stage import Stage, duration, synchronizer
 from worker.measure.contestant import Contestant, ContestantFailed, Unavailable
-from worker.measure.equality import TOLERANCES, compare_outputs
+from worker.measure.equality import TOLERANCES, Equality, compare_outputs
 from worker.measure.resting import Resting
 
 PART = Part.numpy_vs_torch.value
@@ -182,8 +182,7 @@ class _Work(Resting):
             return None
         if work == "random":
             return looks_normal(a)
-        truth = exact_rows(a, rows)
-        return vars(compare_outputs([b[:rows]], [truth], [truth], TOLERANCES[b.dtype.name], [truth]))
+        return vars(close_to(b[:rows], exact_rows(a, rows)))
 
 
 class NumpyWork(_Work):
@@ -271,6 +270,11 @@ def exact_rows(a: Array, rows: int) -> Array:
     return product
 
 
+def close_to(found: Array, truth: Array) -> Equality:
+    """Whether `found` is what float64 gives, but for the rounding of its own type."""
+    return compare_outputs([found], [truth], [truth], TOLERANCES[found.dtype.name], [truth.astype(found.dtype)])
+
+
 def looks_normal(a: Array) -> dict[str, Any]:
     """Whether the numbers in `a` may be independent draws from N(0, 1): five moments within six standard errors."""
     x = a.ravel().astype(np.float64)
@@ -304,7 +308,7 @@ def _check_all(stage: Stage, contest: Contest, when: str) -> dict[str, dict[str,
                 break
             if work == "product":
                 outputs[name] = np.load(file)
-                told = vars(compare_outputs([outputs[name]], [truth], [truth], TOLERANCES[stage.spec.dtype], [truth]))
+                told = vars(close_to(outputs[name], truth))
             against = "N(0, 1)" if work == "random" else "float64"
             found = [("standard_normal" if work == "random" else "equal_to_float64", against, told)]
             if work == "product" and name != "numpy":
