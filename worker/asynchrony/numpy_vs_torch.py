@@ -11,7 +11,6 @@ generators (both run on one thread). On GPUs torch on the CPU takes part too: li
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -190,9 +189,6 @@ class NumpyWork(_Work):
 
     def __init__(self, size: int, dtype: str, seed: int, threads: int) -> None:
         super().__init__(torch.device("cpu"))
-        # Read when BLAS starts its threads, which it does anew in a forked process: they spin 2^20 cycles after a
-        # product, not 2^28. That is longer than the gap between two products, so they are awake all the same.
-        os.environ["OPENBLAS_THREAD_TIMEOUT"] = "20"
         self.limits = threadpoolctl.threadpool_limits(threads, user_api="blas")
         self.generator = np.random.default_rng(seed)
         self.dtype: Any = np.dtype(dtype).type
