@@ -24,6 +24,7 @@ from torchstone.asynchrony import Part
 from torchstone.results import Check, Comparison, Figure, Skipped, Table, Timing
 from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.stage import Stage, duration, synchronizer
+from worker.measure import roofline
 from worker.measure.contestant import Contestant, ContestantFailed, Unavailable
 from worker.measure.equality import TOLERANCES, Equality, compare_outputs
 from worker.measure.resting import Resting
@@ -321,6 +322,21 @@ def _check_all(stage: Stage, contest: Contest, when: str) -> dict[str, dict[str,
     return wrong
 
 
+def _roofline(stage: Stage, timing: Timing) -> Figure:
+    """How far a product is from what its device was measured to reach: two matrices read, one written."""
+    flop, matrix_bytes = 2 * stage.spec.size**3, stage.spec.size**2 * np.dtype(stage.spec.dtype).itemsize
+    return roofline.point(
+        timing.of,
+        timing.at,
+        roofline.Work(flop, 3 * matrix_bytes),
+        timing.median,
+        stage.bench.ceilings,
+        dtype=stage.spec.dtype,
+        device_type="cuda" if stage.on_cuda and timing.of == "torch" else "cpu",
+        cores=stage.threads,
+    )
+
+
 def _tell(stage: Stage, timings: list[Timing], books: dict[str, float], blas: list[dict[str, Any]]) -> None:
     """Figures of the product's rate, and the sentences."""
     spec = stage.spec
@@ -328,6 +344,7 @@ def _tell(stage: Stage, timings: list[Timing], books: dict[str, float], blas: li
         if timing.at["work"] == "product" and timing.median:
             rate = 2 * spec.size**3 / timing.median
             stage.result.figures.append(Figure(name="rate", of=timing.of, at=timing.at, value=rate, unit="FLOP/s"))
+            stage.result.figures.append(_roofline(stage, timing))
     if {"numpy", "torch", "torch, synchronised"} <= books.keys():
         stage.find(
             PART,
