@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker needs torch"),
     pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra"),
 ]
-SPEC = {"kind": "async", "name": "who waits", "size": 64, "repeats": 4, "devices": {"count": 2}, "budget_s": 3}
+SPEC = {"kind": "async", "name": "who waits", "size": 64, "repeats": 4, "devices": {"count": 2}, "budget_s": 1.5}
 
 
 def test_an_async_job_end_to_end(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ processes.become_subreaper()
 for _name in [name for name in os.environ if name.startswith("TORCHSTONE_")]:
     del os.environ[_name]
 
+# numpy's BLAS reads it when it is loaded: after a product its helper threads spin 2^20 cycles (half a millisecond,
+# longer than the gap to the next product of a loop) and not 100 ms, in which they slow whoever is timed next.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
+
 for _module in (
     "numpy",
     "torch",

@@ -11,7 +11,6 @@ generators (both run on one thread). On GPUs torch on the CPU takes part too: li
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -25,8 +24,9 @@ from torchstone.asynchrony import Part
 from torchstone.results import Check, Comparison, Figure, Skipped, Table, Timing
 from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.stage import Stage, duration, synchronizer
+from worker.measure import roofline
 from worker.measure.contestant import Contestant, ContestantFailed, Unavailable
-from worker.measure.equality import TOLERANCES, compare_outputs
+from worker.measure.equality import TOLERANCES, Equality, compare_outputs
 from worker.measure.resting import Resting
 
 PART = Part.numpy_vs_torch.value
@@ -182,8 +182,7 @@ class _Work(Resting):
             return None
         if work == "random":
             return looks_normal(a)
-        truth = exact_rows(a, rows)
-        return vars(compare_outputs([b[:rows]], [truth], [truth], TOLERANCES[b.dtype.name], [truth]))
+        return vars(close_to(b[:rows], exact_rows(a, rows)))
 
 
 class NumpyWork(_Work):
@@ -191,9 +190,6 @@ class NumpyWork(_Work):
 
     def __init__(self, size: int, dtype: str, seed: int, threads: int) -> None:
         super().__init__(torch.device("cpu"))
-        # Read when BLAS starts its threads, which it does anew in a forked process: they spin 2^20 cycles after a
-        # product, not 2^28. That is longer than the gap between two products, so they are awake all the same.
-        os.environ["OPENBLAS_THREAD_TIMEOUT"] = "20"
         self.limits = threadpoolctl.threadpool_limits(threads, user_api="blas")
         self.generator = np.random.default_rng(seed)
         self.dtype: Any = np.dtype(dtype).type
@@ -271,6 +267,11 @@ def exact_rows(a: Array, rows: int) -> Array:
     return product
 
 
+def close_to(found: Array, truth: Array) -> Equality:
+    """Whether `found` is what float64 gives, but for the rounding of its own type."""
+    return compare_outputs([found], [truth], [truth], TOLERANCES[found.dtype.name], [truth.astype(found.dtype)])
+
+
 def looks_normal(a: Array) -> dict[str, Any]:
     """Whether the numbers in `a` may be independent draws from N(0, 1): five moments within six standard errors."""
     x = a.ravel().astype(np.float64)
@@ -304,7 +305,7 @@ def _check_all(stage: Stage, contest: Contest, when: str) -> dict[str, dict[str,
                 break
             if work == "product":
                 outputs[name] = np.load(file)
-                told = vars(compare_outputs([outputs[name]], [truth], [truth], TOLERANCES[stage.spec.dtype], [truth]))
+                told = vars(close_to(outputs[name], truth))
             against = "N(0, 1)" if work == "random" else "float64"
             found = [("standard_normal" if work == "random" else "equal_to_float64", against, told)]
             if work == "product" and name != "numpy":
@@ -321,6 +322,21 @@ def _check_all(stage: Stage, contest: Contest, when: str) -> dict[str, dict[str,
     return wrong
 
 
+def _roofline(stage: Stage, timing: Timing) -> Figure:
+    """How far a product is from what its device was measured to reach: two matrices read, one written."""
+    flop, matrix_bytes = 2 * stage.spec.size**3, stage.spec.size**2 * np.dtype(stage.spec.dtype).itemsize
+    return roofline.point(
+        timing.of,
+        timing.at,
+        roofline.Work(flop, 3 * matrix_bytes),
+        timing.median,
+        stage.bench.ceilings,
+        dtype=stage.spec.dtype,
+        device_type="cuda" if stage.on_cuda and timing.of == "torch" else "cpu",
+        cores=stage.threads,
+    )
+
+
 def _tell(stage: Stage, timings: list[Timing], books: dict[str, float], blas: list[dict[str, Any]]) -> None:
     """Figures of the product's rate, and the sentences."""
     spec = stage.spec
@@ -328,6 +344,7 @@ def _tell(stage: Stage, timings: list[Timing], books: dict[str, float], blas: li
         if timing.at["work"] == "product" and timing.median:
             rate = 2 * spec.size**3 / timing.median
             stage.result.figures.append(Figure(name="rate", of=timing.of, at=timing.at, value=rate, unit="FLOP/s"))
+            stage.result.figures.append(_roofline(stage, timing))
     if {"numpy", "torch", "torch, synchronised"} <= books.keys():
         stage.find(
             PART,

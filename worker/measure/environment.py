@@ -96,6 +96,7 @@ _TELLING_VARIABLES = (
     "KMP_",
     "GOMP_",
     "MKL_",
+    "OPENBLAS_",
     "ATEN_",
     "ONEDNN_",
     "DNNL_",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from worker.measure.stopwatch import Stopwatch
 
-_LONGEST_S = 0.5
+_LONGEST_S = 0.2
 _LOOK_S = 0.25e-3
 
 
@@ -39,7 +39,7 @@ class Resting(Stopwatch):
         return took
 
     def rest(self) -> float:
-        """Wait until no other thread of this process runs, for half a second at most; seconds that it took."""
+        """Wait until no other thread of this process runs, for a fifth of a second at most; seconds that it took."""
         start_s = time.perf_counter()
         while helpers_run() and time.perf_counter() - start_s < _LONGEST_S:
             time.sleep(_LOOK_S)

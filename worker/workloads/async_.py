@@ -18,7 +18,7 @@ from worker.asynchrony.reproduce import reproduction
 from worker.asynchrony.stage import Stage
 from worker.bench import Bench
 from worker.measure.archive import write_archive
-from worker.measure.quality import grade
+from worker.measure.quality import grade, thread_codes
 from worker.measure.statistics import RESAMPLES
 
 PARTS: dict[Part, Callable[[Stage], None]] = {
@@ -33,6 +33,7 @@ def run(spec: AsyncSpec, bench: Bench) -> Result:
     """Measure the parts of `spec` on the leased devices. Raises JobError, with what was measured until then."""
     stage = Stage(spec, bench, Result())
     _reproduce(stage)
+    stage.codes += thread_codes(stage.threads, bench.cores)
     bench.step_aside()  # nothing but contestants on the cores that are measured
     try:
         for part in spec.parts:

@@ -180,6 +180,8 @@ def test_numpy_and_torch_do_equal_work_and_the_books_comparison_gets_no_ratio(tm
     (book,) = [c for c in result.comparisons if c.name == "book_loop"]
     assert book.verdict == "withheld" and book.speedup is None and "float64 against float32" in (book.reason or "")
     assert {f.of for f in result.figures if f.name == "book_loop"} == {"numpy", "torch", "torch, synchronised"}
+    rooflines = [f for f in result.figures if f.name == "roofline"]
+    assert {f.of for f in rooflines} == {"numpy", "torch"} and all(f.reason for f in rooflines), "no ceilings are known"
     (table,) = [table for table in result.tables if "not one of equals" in table.name]
     assert "float64" in table.rows[0][-1] and "without waiting" in table.rows[1][-1]
     assert all(pool["num_threads"] == 1 for pool in result.environment["hosts"][0]["numpy_blas"])
