@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, spawn
@@ -98,6 +99,10 @@ def _through(server: forkserver.ForkServer) -> Iterator[None]:
 
         def connect_there(fds: list[int]) -> Any:
             try:
+                return server.connect_to_new_process(fds)
+            except ConnectionRefusedError:  # it is dying, so that nobody saw it dead: then a new one is started
+                with contextlib.suppress(ChildProcessError):
+                    os.waitid(os.P_PID, getattr(server, "_forkserver_pid", 0), os.WEXITED | os.WNOWAIT)
                 return server.connect_to_new_process(fds)
             finally:
                 detour.close()

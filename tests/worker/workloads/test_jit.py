@@ -363,5 +363,5 @@ def test_a_model_that_does_not_run_is_told_by_its_layer_even_where_a_build_faile
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")
 def test_right_answers_that_cannot_be_had_end_the_job_where_a_build_needs_them(tmp_path: Path) -> None:
     (tmp_path / "inputs.pt").mkdir()  # where the reference wants to write what the exported files are run on
-    with pytest.raises(WorkloadError, match=r"inputs\.pt"):
+    with pytest.raises(WorkloadError, match="Is a directory"):
         call_fresh(run_with_a_spare_core, MLP, tmp_path)
