@@ -34,7 +34,7 @@ from torchstone.errors import SetupError
 from worker import processes
 from worker.bench import Assignment
 from worker.channel import Channel
-from worker.servers import PLAIN, ForkServers
+from worker.servers import COMPILER, PLAIN, ForkServers
 
 log = structlog.get_logger(__name__)
 
@@ -72,18 +72,26 @@ class Outcome:
         return f"ended with exit code {self.exit_code} and no result"
 
 
+class _Door:
+    """One forkserver's lasting thread, which starts processes through it, and who leads the jobs that it started."""
+
+    def __init__(self, preload: str) -> None:
+        # The kernel ends the forkserver when the thread that started it ends: so this one starts everything. One for
+        # each: a server that imports for long, or hangs, holds up nobody else's jobs.
+        self.starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"starter-{preload}")
+        self.leaders: set[int] = set()
+        self.lock = threading.Lock()
+
+
 class Launcher:
-    """The forkservers with torch imported, and the one thread that starts processes through them."""
+    """The forkservers with torch imported, and the threads that start processes through them."""
 
     def __init__(self, entry: str = "worker.child", start_within_s: float = START_WITHIN_S) -> None:
         """`entry`: the module whose `main(assignment, events, output)` a job's process runs."""
         self._entry = entry
         self.start_within_s = start_within_s
         self._servers = ForkServers()
-        # The kernel ends the forkserver when the thread that started it ends: so one lasting thread starts everything.
-        self._starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="starter")
-        self._leaders: set[int] = set()
-        self._lock = threading.Lock()
+        self._doors = {preload: _Door(preload) for preload in (PLAIN, COMPILER)}
 
     @property
     def server_pid(self) -> int | None:
@@ -93,7 +101,7 @@ class Launcher:
     def warm_up(self) -> None:
         """Start the forkserver, without waiting until it has imported torch. Raises SetupError where it cannot."""
         try:
-            self._starter.submit(self._servers.ensure, PLAIN).result()
+            self._doors[PLAIN].starter.submit(self._servers.ensure, PLAIN).result()
         except OSError as error:  # its socket lies there, and the kernel takes no path of more than 107 bytes
             where = tempfile.gettempdir()
             raise SetupError(
@@ -107,7 +115,7 @@ class Launcher:
         no longer wanted before it had started: it is ended as soon as it is there. Raises OSError where a start takes
         longer than `start_within_s`: the forkserver is ended then, and the next start begins with a new one.
         """
-        starting = self._starter.submit(self._start, assignment)
+        starting = self._doors[assignment.preload].starter.submit(self._start, assignment)
         within_s = self.start_within_s
         deadline_s = time.monotonic() + within_s
         while not futures_wait([starting], LOOK_S).done and is_wanted() and time.monotonic() < deadline_s:
@@ -129,42 +137,47 @@ class Launcher:
         events, child_events = Pipe()
         output, child_output = Pipe(duplex=False)
         arguments = (self._entry, assignment, child_events, child_output)
-        with self._lock:  # `sweep` must not take a leader for a stray before it is known
+        door = self._doors[assignment.preload]
+        with door.lock:  # `sweep` must not take a leader for a stray before it is known
             process = self._servers.start(assignment.preload, _enter, arguments, f"job-{assignment.job_id}")
             assert process.pid is not None
-            self._leaders.add(process.pid)
+            door.leaders.add(process.pid)
         try:
             child_events.close()
             child_output.close()
             record_leader(Path(assignment.folder), process.pid)
             server = self._servers.pid(assignment.preload)
-            return JobProcess(self, process, server, events, output, assignment.memory_limit_bytes)
+            return JobProcess(self, assignment, process, server, events, output)
         except BaseException:  # a full disk, no descriptors left: nobody would watch it
             processes.end_group(process.pid, grace_s=0)
-            self.forget(process.pid)
+            self.forget(assignment.preload, process.pid)
             raise
 
-    def sweep(self) -> list[int]:
-        """End what dead jobs left behind: the forkservers' children that lead no living job. Their pids."""
-        with self._lock:
-            children = [pid for server in self._servers.pids for pid in processes.children(server)]
-            strays = [pid for pid in children if pid not in self._leaders]
+    def sweep(self, preload: str) -> list[int]:
+        """End what dead jobs left behind: this forkserver's children that lead no living job. Their pids."""
+        door, server = self._doors[preload], self._servers.pid(preload)
+        with door.lock:
+            strays = [pid for pid in (processes.children(server) if server else []) if pid not in door.leaders]
             strays = [pid for pid in strays if processes.is_alive(pid)]
             for pid in strays:
                 log.warning("ending a process that a job left behind", pid=pid)
                 processes.end_group(pid, grace_s=0)
             return strays
 
-    def forget(self, pid: int) -> None:
+    def forget(self, preload: str, pid: int) -> None:
         """The job led by `pid` is over."""
-        with self._lock:
-            self._leaders.discard(pid)
+        door = self._doors[preload]
+        with door.lock:
+            door.leaders.discard(pid)
 
     def close(self) -> None:
         """End the forkservers; jobs must be over."""
+        for door in self._doors.values():
+            door.starter.shutdown(wait=False, cancel_futures=True)  # else they would start a server anew
         for server in self._servers.pids:
             processes.end_group(server, grace_s=0)  # first: a start may still wait for it
-        self._starter.shutdown()
+        for door in self._doors.values():
+            door.starter.shutdown()
 
 
 class JobProcess:
@@ -173,18 +186,19 @@ class JobProcess:
     def __init__(
         self,
         launcher: Launcher,
+        assignment: Assignment,
         process: BaseProcess,
         server_pid: int | None,
         events: Connection,
         output: Connection,
-        memory_limit_bytes: int,
     ) -> None:
         self._launcher = launcher
+        self._preload = assignment.preload
         self._process = process
         self._server_pid = server_pid
         self._events = Channel(events)
         self._output = output
-        self._memory_limit_bytes = memory_limit_bytes
+        self._memory_limit_bytes = assignment.memory_limit_bytes
         self._stopped: str | None = None
         self._wake_read, self._wake_write = os.pipe()
         self._lock = threading.Lock()
@@ -241,8 +255,8 @@ class JobProcess:
             )
             self._process.join(timeout=10)
             orphaned = self._process.exitcode == _SERVER_DIED and self._is_server_gone()
-            self._launcher.forget(self.pid)
-            self._launcher.sweep()
+            self._launcher.forget(self._preload, self.pid)
+            self._launcher.sweep(self._preload)
             self._drain(watched, on_output)
             return Outcome(
                 message=watched.message,
@@ -314,14 +328,14 @@ class JobProcess:
                     break
 
     def _close(self) -> None:
-        self._launcher.forget(self.pid)
+        self._launcher.forget(self._preload, self.pid)
         self._events.close()
         self._output.close()
         with self._lock:
             os.close(self._wake_read)
             os.close(self._wake_write)
             self._wake_write = -1
-        self._launcher.sweep()
+        self._launcher.sweep(self._preload)
 
 
 @dataclass
@@ -358,7 +372,7 @@ def end_recorded(folder: Path) -> list[int]:
 
 def _end_unwanted(starting: Future[JobProcess]) -> None:
     """A process that came too late for its job."""
-    if starting.exception() is None:
+    if not starting.cancelled() and starting.exception() is None:
         starting.result().discard()
 
 

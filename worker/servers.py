@@ -7,13 +7,16 @@
 
 TorchScript needs torch alone, which is there in two seconds and forks in ten milliseconds; the compiler (dynamo,
 inductor, export) takes five seconds more and doubles the price of a fork, so jobs that do without it have a forkserver
-without it. The kernel ends a forkserver when the thread that started it ends: call this from one thread that lasts.
+without it. The kernel ends a forkserver when the thread that started it ends: start from a thread that lasts, one for
+each server, since it waits for that server's imports.
 """
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, spawn
 from multiprocessing.process import BaseProcess
@@ -76,24 +79,36 @@ class ForkServers:
         return [pid for preload in list(self._servers) if (pid := self.pid(preload)) is not None]
 
 
+_DETOUR = threading.Lock()
+
+
 @contextlib.contextmanager
 def _through(server: forkserver.ForkServer) -> Iterator[None]:
-    """What multiprocessing does for every process alike, done otherwise meanwhile.
+    """What multiprocessing does for every process alike, done otherwise until it has asked for this one.
 
     It asks one module-wide server: here it is `server`. And it has the new process import the program that this one
-    was started as, for functions that were defined there: the command line of Torchstone, a tenth of a second.
+    was started as, for functions that were defined there: the command line of Torchstone, a tenth of a second. While it
+    waits for the answer, which takes as long as the server's imports, others may start theirs.
     """
-    connect, prepare = forkserver.connect_to_new_process, spawn.get_preparation_data
-
-    def prepare_without_main(name: str) -> dict[str, Any]:
-        return {key: value for key, value in prepare(name).items() if not key.startswith("init_main")}
-
     modules: tuple[Any, Any] = (forkserver, spawn)
-    modules[0].connect_to_new_process, modules[1].get_preparation_data = (
-        server.connect_to_new_process,
-        prepare_without_main,
-    )
-    try:
+    with contextlib.ExitStack() as detour:
+        detour.enter_context(_DETOUR)
+        connect, prepare = forkserver.connect_to_new_process, spawn.get_preparation_data
+        detour.callback(setattr, forkserver, "connect_to_new_process", connect)
+        detour.callback(setattr, spawn, "get_preparation_data", prepare)
+
+        def connect_there(fds: list[int]) -> Any:
+            try:
+                return server.connect_to_new_process(fds)
+            except ConnectionRefusedError:  # it is dying, so that nobody saw it dead: then a new one is started
+                with contextlib.suppress(ChildProcessError):
+                    os.waitid(os.P_PID, getattr(server, "_forkserver_pid", 0), os.WEXITED | os.WNOWAIT)
+                return server.connect_to_new_process(fds)
+            finally:
+                detour.close()
+
+        def prepare_without_main(name: str) -> dict[str, Any]:
+            return {key: value for key, value in prepare(name).items() if not key.startswith("init_main")}
+
+        modules[0].connect_to_new_process, modules[1].get_preparation_data = connect_there, prepare_without_main
         yield
-    finally:
-        modules[0].connect_to_new_process, modules[1].get_preparation_data = connect, prepare

@@ -15,6 +15,7 @@ from tests.worker.test_host import Bed, bed, launcher, until
 from torchstone.settings import Settings
 from torchstone.store import claims, jobs, migrate
 from worker import processes
+from worker.servers import COMPILER
 
 __all__ = ["bed", "launcher"]  # fixtures
 
@@ -113,6 +114,28 @@ def test_a_forkserver_that_hangs_is_replaced(bed: Bed, monkeypatch: pytest.Monke
     job = bed.ended(job_id)
     assert job["state"] == "succeeded"
     assert "did not start the job's process within 1 s" in job["attempts"][0]["reason"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two devices")
+def test_a_forkserver_that_hangs_holds_up_only_its_own_jobs(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a job that runs, and one that waits for a forkserver that hangs while it imports the compiler
+    host = bed.open()
+    shared = {"isolation": "device"}
+    stays = bed.submit("wait", **shared)
+    until(lambda: bed.job(stays)["progress"])
+    hangs = bed.submit("answer", variants=["eager", "compile"], **shared)
+    server = until(lambda: host.launcher._servers.pid(COMPILER))
+    os.kill(server, signal.SIGSTOP)
+    # When it is cancelled, then its device is free at once for a job that needs no compiler, and the first one goes on
+    cancel(bed, hangs)
+    assert bed.ended(hangs, within_s=10)["state"] == "canceled"
+    monkeypatch.setattr(host.launcher, "start_within_s", 5.0)
+    job = bed.ended(bed.submit("answer", **shared), within_s=20)
+    assert (job["state"], job["attempt"], bed.job(stays)["attempt"]) == ("succeeded", 1, 1)
+    assert processes.is_alive(server)
+    processes.end_group(server, grace_s=0)
+    cancel(bed, stays)
+    assert bed.ended(stays)["state"] == "canceled"
 
 
 def test_a_process_that_nobody_can_watch_is_ended(bed: Bed, tmp_path: Path) -> None:

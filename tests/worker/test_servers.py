@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +60,12 @@ def test_a_process_finds_what_its_server_imported_and_nothing_of_the_program_tha
     with ThreadPoolExecutor(1) as starter:
         for preload, modules in ((PLAIN, ["torch"]), (COMPILER, ["torch", "torch._dynamo"]), (PLAIN, ["torch"])):
             assert starter.submit(ask, preload).result() == (servers.pid(preload), modules)
+        # One that was killed a moment ago, and may be still dying, is replaced
+        killed = servers.pid(PLAIN)
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+        assert starter.submit(ask, PLAIN).result() == (servers.pid(PLAIN), ["torch"])
+        assert servers.pid(PLAIN) != killed
         # Others in this program start processes as ever
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe(duplex=False)

@@ -68,14 +68,17 @@ class Field:
     ) -> Any:
         """What the contestant answers; None where it fails now and is dropped, or was before.
 
-        `meanwhile` is done here while it is at work. Raises JobError for the baseline.
+        `meanwhile` is done here while it is at work, and in any case. Raises JobError for the baseline.
         """
         if name not in self.contestants:
+            meanwhile()
             return None
         contestant = self.contestants[name]
         try:
-            contestant.send(request, **arguments)
-            meanwhile()
+            try:
+                contestant.send(request, **arguments)
+            finally:
+                meanwhile()
             return contestant.answer()
         except ContestantFailed as failure:
             self.drop(name, failure)

@@ -101,6 +101,8 @@ class Experiment:
         self.started: set[str] = set()
         self.probes: list[str] | None = None
         """The other inputs that the model takes; unknown until the reference has answered."""
+        self.failure: JobError | None = None
+        """Why there are no right answers."""
         self.codes: list[Code] = []
         self.host: dict[str, Any] = {}
         self.set_aside: Heat | None = None
@@ -143,13 +145,16 @@ class Experiment:
             self._wait_for_what_is_right()
 
     def _wait_for_what_is_right(self) -> None:
-        """Until the reference has answered; once. Raises JobError where the model does not run."""
+        """Until the reference has answered, which it does once. Raises JobError where the model does not run."""
+        if self.failure is not None:
+            raise self.failure
         if self.probes is not None:
             return
         try:
             found = self.reference.answer()
         except ContestantFailed as failure:
-            raise job_error(failure) from failure
+            self.failure = job_error(failure)
+            raise self.failure from failure
         self.reference.end()
         self.probes = found["probes"]
         self.work = {key: Work.told(told) for key, told in found["work"].items()}

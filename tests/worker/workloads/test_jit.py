@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.worker.fresh import Outcome, call_fresh, run_fresh
-from torchstone.errors import InvalidModel
+from torchstone.errors import InvalidModel, WorkloadError
 from torchstone.results import Result
 from torchstone.specs import Variant, parse_spec
 from worker.bench import Bench, LeasedDevice
@@ -358,3 +358,10 @@ def test_a_model_that_does_not_run_is_told_by_its_layer_even_where_a_build_faile
     spec = {"kind": "jit", "model": model, "variants": ["eager", "trace"], "baseline": "trace", "grad": True}
     with pytest.raises(InvalidModel, match=r"layer 1 \(BatchNorm1d"):
         call_fresh(run_with_a_spare_core, spec, tmp_path)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a second core")
+def test_right_answers_that_cannot_be_had_end_the_job_where_a_build_needs_them(tmp_path: Path) -> None:
+    (tmp_path / "inputs.pt").mkdir()  # where the reference wants to write what the exported files are run on
+    with pytest.raises(WorkloadError, match="Is a directory"):
+        call_fresh(run_with_a_spare_core, MLP, tmp_path)
