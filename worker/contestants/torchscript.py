@@ -22,6 +22,10 @@ from torch import nn
 
 from worker.contestants.ways import Inputs, Runnable, Setting
 
+NOTICE = (
+    "TorchScript (script*, trace*) is deprecated in PyTorch 2.13 and unsupported on Python 3.14; "
+    "export_aot and onnxruntime are the ways that have a future."
+)
 _jit: Any = torch.jit
 _passes: Any = torch._C
 """Neither trace and load nor the compiler's passes carry types of their own."""

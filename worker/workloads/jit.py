@@ -50,10 +50,6 @@ from worker.measure.roofline import Work
 from worker.measure.rows import judge, twin_of
 from worker.measure.statistics import RESAMPLES
 
-TORCHSCRIPT_NOTICE = (
-    "TorchScript (script*, trace*) is deprecated in PyTorch 2.13 and unsupported on Python 3.14; "
-    "export_aot and onnxruntime are the ways that have a future."
-)
 BINARY = "application/octet-stream"
 _LOADED_FROM = {"output": "reference", "truth": "float64"}
 """What an exported file is checked against, and who writes it in eval mode."""
@@ -253,7 +249,7 @@ class Experiment:
         modes = {name: told for name in field.names if (told := field.attempt(name, "facts"))}
         self.host["torch"] = modes[self.baseline]
         self.codes += mode_codes(modes, self.baseline) + thread_codes(self.setting.threads, self.bench.cores)
-        self.host["notices"] = [TORCHSCRIPT_NOTICE] if any("script" in n or "trace" in n for n in field.names) else []
+        self.host["notices"] = [torchscript.NOTICE] if any("script" in n or "trace" in n for n in field.names) else []
         end_s = time.perf_counter() + self.spec.budget_s
         first, second = self._heat(end_s, 0), None
         if may_repeat(first, end_s - time.perf_counter()):
