@@ -117,7 +117,9 @@ class JobRun:
             self._attempt()
         except Exception as error:
             self.log.exception("the attempt could not be carried out")
-            self._give_up(f"the worker could not run this attempt: {type(error).__name__}: {error}")
+            is_database_away = isinstance(error, SQLAlchemyError) and is_transient(error)
+            why = f"the worker could not run this attempt: {type(error).__name__}: {error}"
+            self._give_up(DATABASE_AWAY if is_database_away else why, spent=not is_database_away)
         finally:
             self.is_finished = True
             self._checkpoints.settle()
@@ -312,10 +314,10 @@ class JobRun:
         self.is_finished = True
         self.log.warning("gave the job back", reason=reason, state=state and state.value)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, *, spent: bool) -> None:
         """`_give_back` after an error, which may be the database's own: then the keeper gives the job back later."""
         try:
-            self._give_back(reason, spent=True)
+            self._give_back(reason, spent=spent)
         except Exception:
             self.log.exception("nor could it be given back yet")
 

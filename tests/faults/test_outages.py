@@ -38,6 +38,8 @@ def stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
     with postgresql_server() as server:
         with server.connect("postgres") as connection:
             connection.execute("CREATE DATABASE torchstone")
+            # The tests' server is quick and forgetful; what this one has acknowledged must outlive it.
+            connection.execute("ALTER DATABASE torchstone SET synchronous_commit = on")
         folder = tmp_path_factory.mktemp("outages")
         with standing(folder / "d", TORCHSTONE_DATABASE_URL=server.url("torchstone")) as stand:
             stand.server = server

@@ -1,8 +1,7 @@
-"""kombu 5.7.0 ends a Celery worker that holds an unacknowledged message when its broker dies: ours never holds one.
+"""kombu 5.7.0 can end a Celery worker that holds an unacknowledged message when its broker dies: ours holds none.
 
-Two workers of Celery alone, each in the middle of a task when the broker is killed. With our settings it lives and does
-the next task. With late acknowledgement it dies; when that test fails, kombu has mended it, and the settings in
-`torchstone.queue` may be thought over.
+A worker of Celery alone, with our settings, is amid a task when the broker is killed: it lives and does the next one.
+Not covered: that other settings (late acknowledgement) still die of it.
 """
 
 from __future__ import annotations
@@ -24,18 +23,15 @@ from torchstone.settings import Settings
 pytestmark = pytest.mark.slow
 
 WORKER = """
-import sys, time
+import time
 from pathlib import Path
 from torchstone.queue import TASK, celery_app
 from torchstone.settings import Settings
 app = celery_app(Settings())
-if sys.argv[1] == "late":
-    app.conf.task_acks_late = True
-    app.conf.worker_disable_prefetch = False
 app.amqp.queues.select(["cpu.k1"])
 @app.task(name=TASK)
 def look():
-    began = Path(f"began{len(list(Path.cwd().glob('began*')))}")
+    began = Path(f"began{time.monotonic_ns()}")
     began.touch()
     while not Path("go").exists():
         time.sleep(0.02)
@@ -61,9 +57,8 @@ def start_broker(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes
         process.wait()
 
 
-@pytest.mark.parametrize("acknowledges", ["early", "late"])
-def test_a_worker_amid_a_task_survives_its_broker_only_if_it_holds_no_message(
-    start_broker: Callable[[], subprocess.Popen[bytes]], tmp_path: Path, acknowledges: str
+def test_a_worker_amid_a_task_survives_its_broker(
+    start_broker: Callable[[], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     settings = Settings(data=tmp_path)
     server = start_broker()
@@ -74,7 +69,7 @@ def test_a_worker_amid_a_task_survives_its_broker_only_if_it_holds_no_message(
 
     with (tmp_path / "log").open("wb") as log:
         worker = subprocess.Popen(
-            [sys.executable, "-c", WORKER, acknowledges],
+            [sys.executable, "-c", WORKER],
             cwd=tmp_path,
             env={**os.environ, **settings.environment()},
             stdout=log,
@@ -85,10 +80,6 @@ def test_a_worker_amid_a_task_survives_its_broker_only_if_it_holds_no_message(
         wait_until(lambda: list(tmp_path.glob("began*")), within_s=30)
         server.send_signal(signal.SIGKILL)
         server.wait()
-        if acknowledges == "late":
-            assert worker.wait(30) != 0
-            assert "'NoneType' object has no attribute 'hostname'" in (tmp_path / "log").read_text()
-            return
         start_broker()
         (tmp_path / "go").touch()
         ring()
