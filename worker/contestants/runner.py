@@ -32,13 +32,14 @@ from worker.contestants.probes import probes as probe_inputs
 from worker.contestants.ways import Inputs, Runnable, Setting, Way
 from worker.measure import cuda, roofline
 from worker.measure.contestant import explain
-from worker.measure.stopwatch import Stopwatch, nothing_to_wait_for
+from worker.measure.resting import Resting
+from worker.measure.stopwatch import nothing_to_wait_for
 
 T = TypeVar("T")
 Mode = Callable[[], AbstractContextManager[Any]]
 
 
-class Runner(Stopwatch):
+class Runner(Resting):
     """One model built in one way; `name` is the variant's, the file's too.
 
     The keys of its calls are measuring points: a batch size ("64"), or one with cold caches ("64/cold").
@@ -113,6 +114,10 @@ class Runner(Stopwatch):
             with self.mode():
                 took.append(cuda.device_seconds(self.calls[key], calls, took[1]))
         return took
+
+    def rest(self) -> float:
+        """As Resting does; one thread has no helpers, and looking for them would cost time on every turn."""
+        return super().rest() if self.setting.threads > 1 else 0.0
 
     def compilations(self) -> int:
         """Graphs compiled so far in this process."""
