@@ -32,6 +32,7 @@ RESAMPLES = 2000
 FEWEST_ROUNDS = 6
 """Under so few, all differences may lie on one side by chance (1 in 16 for five): no interval at 95 % is to be had."""
 FIRST_LOOK = 30
+LOOSEST_SAME = 0.1
 OUTLIER_MADS = 14.8
 TAILS = {"p90": (90, 64), "p95": (95, 130), "p99": (99, 662)}
 """percentile -> (percent, fewest samples): with fewer, no sample is likely enough to lie beyond it."""
@@ -176,13 +177,16 @@ def finite(interval: Interval) -> Interval | None:
 
 
 def verdict(interval: Interval, delta: float) -> Verdict:
-    """faster: wholly over 1 + delta; slower: wholly under 1 - delta; same: wholly inside; else inconclusive."""
+    """faster: wholly over 1 + delta; slower: wholly under 1 - delta; same: wholly inside; else inconclusive.
+
+    Where the baseline differs from itself by more than a tenth, nothing is the same as it.
+    """
     low, high = interval
     if low > 1 + delta:
         return "faster"
     if high < 1 - delta:
         return "slower"
-    return "same" if low >= 1 - delta and high <= 1 + delta else "inconclusive"
+    return "same" if delta <= LOOSEST_SAME and low >= 1 - delta and high <= 1 + delta else "inconclusive"
 
 
 def looks(most_rounds: int) -> Iterator[tuple[int, float]]:

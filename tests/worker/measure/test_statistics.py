@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from worker.measure import statistics
-from worker.measure.statistics import ALPHA, compare, looks, median_interval, summarise, verdict
+from worker.measure.statistics import ALPHA, LOOSEST_SAME, compare, looks, median_interval, summarise, verdict
 
 seconds = st.floats(1e-7, 1e3)
 samples = st.integers(1, 300).flatmap(lambda n: arrays(np.float64, n, elements=seconds))
@@ -109,6 +109,12 @@ def test_a_verdict_is_one_of_four_and_mirrors(delta: float, one: float, other: f
     if said == "same":
         assert 1 - delta <= low
         assert high <= 1 + delta
+        assert delta <= LOOSEST_SAME
+
+
+def test_nothing_is_the_same_as_a_baseline_that_is_not_the_same_as_itself() -> None:
+    assert verdict((0.95, 1.05), delta=0.06) == "same"
+    assert verdict((0.95, 1.05), delta=1.8) == "inconclusive"
 
 
 @given(st.integers(1, 100_000))
