@@ -124,7 +124,12 @@ def test_a_forkserver_that_hangs_holds_up_only_its_own_jobs(bed: Bed, monkeypatc
     stays = bed.submit("wait", **shared)
     until(lambda: bed.job(stays)["progress"])
     hangs = bed.submit("answer", variants=["eager", "compile"], **shared)
-    server = until(lambda: host.launcher._servers.pid(COMPILER))
+
+    def living() -> int | None:
+        pid = host.launcher._servers.pid(COMPILER)
+        return pid if pid and processes.is_alive(pid) else None
+
+    server = until(living)
     os.kill(server, signal.SIGSTOP)
     # When it is cancelled, then its device is free at once for a job that needs no compiler, and the first one goes on
     cancel(bed, hangs)

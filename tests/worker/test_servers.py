@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +49,9 @@ def tell(pipe: Connection) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_finds_what_its_server_imported_and_nothing_of_the_program_that_asked(servers: ForkServers) -> None:
+def test_a_process_finds_what_its_server_imported_and_nothing_of_the_program_that_asked(
+    servers: ForkServers, tmp_path: Path
+) -> None:
     def ask(preload: str) -> tuple[int, list[str]]:
         ours, theirs = Pipe(duplex=False)
         process = servers.start(preload, tell, (theirs,), "asked")
@@ -57,15 +61,18 @@ def test_a_process_finds_what_its_server_imported_and_nothing_of_the_program_tha
         assert process.exitcode == 0
         return told
 
-    with ThreadPoolExecutor(1) as starter:
+    with ThreadPoolExecutor(1) as starter, socket.socket(socket.AF_UNIX) as deaf:
         for preload, modules in ((PLAIN, ["torch"]), (COMPILER, ["torch", "torch._dynamo"]), (PLAIN, ["torch"])):
             assert starter.submit(ask, preload).result() == (servers.pid(preload), modules)
-        # One that was killed a moment ago, and may be still dying, is replaced
-        killed = servers.pid(PLAIN)
-        assert killed is not None
-        os.kill(killed, signal.SIGKILL)
-        assert starter.submit(ask, PLAIN).result() == (servers.pid(PLAIN), ["torch"])
-        assert servers.pid(PLAIN) != killed
+        # One that no longer listens, and is about to be dead, is waited for and replaced
+        dying = servers.pid(PLAIN)
+        assert dying is not None
+        deaf.bind(str(tmp_path / "deaf"))
+        vars(servers._servers[PLAIN])["_forkserver_address"] = str(tmp_path / "deaf")
+        asked = starter.submit(ask, PLAIN)
+        os.kill(dying, signal.SIGKILL)
+        assert asked.result() == (servers.pid(PLAIN), ["torch"])
+        assert servers.pid(PLAIN) != dying
         # Others in this program start processes as ever
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe(duplex=False)
