@@ -85,9 +85,9 @@ class Life(RuleBasedStateMachine):
             run = str(self.runs[name])
             leases.take_back_from(conn, name, run, "restarted", max_attempts=MAX_ATTEMPTS)
 
-    @rule(name=worker, claims=st.integers(1, 3), lease_s=st.sampled_from([LEASE_S, -1]))
-    def claim(self, name: str, claims: int, lease_s: float) -> None:
-        for _ in range(claims):
+    @rule(name=worker, times=st.integers(1, 3), lease_s=st.sampled_from([LEASE_S, -1]))
+    def claim(self, name: str, times: int, lease_s: float) -> None:
+        for _ in range(times):
             with self.store.write() as conn:
                 claimed = claims.claim(conn, self.host(name), lease_s)
             if claimed is not None:
