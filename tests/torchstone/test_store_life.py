@@ -28,7 +28,7 @@ from sqlalchemy import select, update
 from tests.torchstone.store_samples import LEASE_S, a_host, spec
 from torchstone.errors import Conflict
 from torchstone.jobs import TERMINAL, TRANSITIONS, State
-from torchstone.store import Store, events, hosts, jobs, leases
+from torchstone.store import Store, claims, events, hosts, jobs, leases
 from torchstone.store.schema import attempts, now_us, placements, results
 from torchstone.store.schema import jobs as jobs_table
 
