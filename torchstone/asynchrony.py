@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from torchstone.base_spec import BaseSpec
+from torchstone.base_spec import OUTSIDE_BUDGET, BaseSpec
 from torchstone.facts import BYTES
 
 
@@ -44,7 +44,7 @@ class AsyncSpec(BaseSpec):
         None, ge=1, le=10_000_000, description="A fixed number of timed calls of each contestant; null = by precision."
     )
     ci_half_width: float = Field(0.01, gt=0, lt=1, description="Stop when every comparison's CI is this narrow.")
-    budget_s: float = Field(30, gt=0, le=86400, description="Seconds that measuring may take in all.")
+    budget_s: float = Field(30, gt=0, le=86400, description=f"Seconds that measuring may take in all. {OUTSIDE_BUDGET}")
 
     @property
     def memory_bytes(self) -> int:

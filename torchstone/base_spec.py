@@ -18,6 +18,12 @@ from torchstone.strict import Strict
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # PostgreSQL takes no NUL, and a table no line break
 _LABEL_KEY = re.compile(r"^[a-zA-Z0-9]([a-zA-Z0-9._/-]{0,61}[a-zA-Z0-9])?$")
 
+OUTSIDE_BUDGET = (
+    "Warm-ups are in it; starts of processes, builds and checks come on top, and every contestant gets one round "
+    "whatever the budget, so the job takes longer."
+)
+"""What every `budget_s` for measuring has in common."""
+
 
 class Priority(StrEnum):
     """Which of two waiting jobs goes first."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from torchstone.base_spec import BaseSpec
+from torchstone.base_spec import OUTSIDE_BUDGET, BaseSpec
 from torchstone.strict import refusal
 
 _ITEM_BYTES = {"float32": 4, "float64": 8}
@@ -49,7 +49,9 @@ class ParallelSpec(BaseSpec):
     )
     streams: int = Field(4, ge=2, le=64, description="Part streams: how many (on a CPU device: threads) at most.")
     ci_half_width: float = Field(0.02, gt=0, lt=1, description="A part ends when its comparisons' CI are this narrow.")
-    budget_s: float = Field(400, gt=0, le=86400, description="Seconds that measuring may take in all parts together.")
+    budget_s: float = Field(
+        400, gt=0, le=86400, description=f"Seconds that measuring may take in all parts. {OUTSIDE_BUDGET}"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -142,7 +142,7 @@ def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[s
                 f"{row['n']} x {row.get('calls_per_sample', 1)}" if blocks else str(row["n"]),
                 measure(row.get("median"), common),
                 _span([row.get("p10"), row.get("p90")], common),
-                measure(row.get("iqr"), common),
+                measure(row.get("iqr") if row["n"] > 1 else None, common),
                 _span(row.get("ci95"), common),
                 quantity(row["build_cold_s"], "s") if row.get("build_cold_s") is not None else "",
                 quantity(row.get("first_call_s"), "s"),
@@ -175,7 +175,8 @@ def _check_of(row: Json, result: Json) -> str:
         return "FAILED"
     if all(check.get("bitwise") for check in about):
         return "equal bit by bit"
-    return f"passed, error {error(_worst(about, 'max_abs_error'))}"
+    worst = _worst(about, "max_abs_error")
+    return "passed" if worst is None else f"passed, error {error(worst)}"
 
 
 def _comparisons(result: Json) -> list[str]:
@@ -365,7 +366,7 @@ def _span(pair: Sequence[float | None] | None, unit: Scale) -> str:
 
 
 def _evidence(evidence: Json) -> str:
-    return ", ".join(f"{key} {_cell(value)}" for key, value in evidence.items())
+    return ", ".join(f"{key} {_cell(value)}" for key, value in evidence.items() if value not in ({}, [], ""))
 
 
 def _cell(value: Any) -> str:

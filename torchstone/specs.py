@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from torchstone.asynchrony import AsyncSpec
-from torchstone.base_spec import BaseSpec, DeviceRequest, Priority
+from torchstone.base_spec import OUTSIDE_BUDGET, BaseSpec, DeviceRequest, Priority
 from torchstone.diagnostics import SleepSpec
 from torchstone.errors import FieldError, InvalidRequest
 from torchstone.models import ModelSpec
@@ -85,7 +85,7 @@ class JitSpec(BaseSpec):
         None, ge=1, le=10_000_000, description="A fixed number of timed calls, as the book does; null = by precision."
     )
     ci_half_width: float = Field(0.01, gt=0, lt=1, description="Stop when every comparison's CI is this narrow.")
-    budget_s: float = Field(20, gt=0, le=86400, description="Seconds that measuring may take in all.")
+    budget_s: float = Field(20, gt=0, le=86400, description=f"Seconds that measuring may take in all. {OUTSIDE_BUDGET}")
     grad: bool = Field(False, description="Time a training step (forward and backward) instead of inference.")
     channels_last: bool = Field(False, description="Images and convolution weights with their channels innermost.")
     dynamic_batch: bool = Field(False, description="Compile and export for any batch size, not for each by itself.")
@@ -135,7 +135,12 @@ class HardwareSpec(BaseSpec):
     probes: list[Annotated[Probe, Field(strict=False)]] = Field(
         default_factory=lambda: list(Probe), min_length=1, max_length=len(Probe), description="What to measure."
     )
-    budget_s: float = Field(60, gt=0, le=3600, description="Seconds that all probes together should take.")
+    budget_s: float = Field(
+        60,
+        gt=0,
+        le=3600,
+        description="Seconds that all probes together should take; each does its least even where this is over.",
+    )
 
     @model_validator(mode="after")
     def _each_probe_once(self) -> Self:

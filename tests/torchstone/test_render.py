@@ -18,7 +18,7 @@ from torchstone import render
 from torchstone.columns import aligned
 from torchstone.jobs import State
 from torchstone.quantities import error, number, quantity, scale
-from torchstone.results import Check, Comparison, Figure, Result
+from torchstone.results import Check, Code, Comparison, Figure, Quality, Result
 
 
 def row_of(text: str, *words: str) -> str:
@@ -75,6 +75,17 @@ def test_a_second_baseline_is_not_lost() -> None:
 
     result = Result(timings=[timing("script", 1e-3)], comparisons=[against("eager"), against("trace")])
     assert "trace" in row_of(render.text(job(result=result)), "latency", "script")
+
+
+def test_what_one_sample_or_a_check_without_an_error_cannot_tell_is_not_shown() -> None:
+    once = timing("eager", 1e-3).model_copy(update={"n": 1, "iqr": 0.0, "p10": None, "p90": None, "ci95": None})
+    check = Check(name="right", of="eager", against="known", passed=True)
+    text = render.text(job(result=Result(timings=[once, timing("script", 2e-3)], checks=[check])))
+    eager, script = row_of(text, "eager").split(), row_of(text, "script").split()
+    assert eager[3:7] == ["1.000", "-", "-", "-"] and "0.160" in script
+    assert eager[-1] == "passed" and "passed, error" not in text
+    quality = Quality(grade="suspect", codes=[Code(code="slow", severity="warning", evidence={"at": {}, "asked": 0})])
+    assert row_of(render.text(job(result=Result(quality=quality))), "slow").endswith("warning  asked 0")
 
 
 @pytest.mark.parametrize("state", [*State])

@@ -157,7 +157,7 @@ def _tell(stage: Stage, contest: Contest, points: list[Point], wrong: dict[str, 
                 Figure.model_validate({**row, "ci95": list(ends) if ends else None, "method": "difference of medians"})
             )
             if ends is None:
-                costs.append(f"{name}: too few rounds to tell")
+                costs.append(f"{name}: {statistics.TOO_FEW}")
             else:
                 costs.append(f"{name} {duration(cost_s) if ends[0] > 0 else 'nothing that shows'}")
         step = duration(float(np.median(steps)))

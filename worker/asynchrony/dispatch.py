@@ -122,7 +122,7 @@ def _figures(stage: Stage, contest: Contest, sweep: Sweep, lane: str) -> None:
     shares = {}
     for size in (size for size in sizes if size in (1, 64, 256, sizes[-1])):
         share, interval, method = _returned_share(stage, contest, sweep, lane, size)
-        shares[size] = share
+        shares[size] = share if interval else None
         row = {"name": "returned_share", "of": lane, "at": {"size": size}, "value": share, "unit": "1"}
         result.figures.append(Figure.model_validate({**row, "ci95": interval, "method": method}))
     bound, method = launch_bound_below(sizes, done, device if device[0] is not None else None)
@@ -132,6 +132,8 @@ def _figures(stage: Stage, contest: Contest, sweep: Sweep, lane: str) -> None:
     if done[0] is not None:
         cost = f"the smallest operation takes {duration(done[0])}"
         below = f"under about {bound:.0f} rows it is mostly the cost of a call" if bound else str(reason)
+        if sweep.rounds < statistics.FEWEST_ROUNDS:
+            below = f"{statistics.TOO_FEW} under which size it is mostly the cost of a call"
         last, where = shares.get(sizes[-1]), ""
         if last is not None:
             where = f"at size {sizes[-1]} a call has returned after {100 * last:.4g} % of the time to its result; "

@@ -28,7 +28,7 @@ from worker.asynchrony.numpy_vs_torch import close_to
 from worker.asynchrony.stage import Stage, duration
 from worker.measure.race import Record
 from worker.measure.resting import Resting
-from worker.measure.statistics import resampled_medians
+from worker.measure.statistics import FEWEST_ROUNDS, TOO_FEW, resampled_medians
 
 PART = "feeding"
 _SIZE = 256
@@ -189,17 +189,20 @@ def _tell(stage: Stage, record: Record, point: Point, wrong: dict[str, dict[str,
         row["reason"] = "what it is computed from failed or was wrong"
     else:
         eta, ends = overlap(record)
+        enough = record.rounds >= FEWEST_ROUNDS
         fed, draw, multiply = (float(np.median(record.seconds[of])) for of in ("fed", *_HALVES))
         shorter = "drawing" if draw < multiply else "multiplying"
         bound = f"the shorter half, {shorter}, can be hidden and no more; {cores} cores"
-        row |= {"value": eta, "ci95": ends, "method": "(t_draw + t_multiply - t_fed) / min of both", "bound": bound}
-        hidden = f"{100 * eta:.0f} %" if eta > 0 else "nothing"
+        row |= {"ci95": ends, "method": "(t_draw + t_multiply - t_fed) / min of both", "bound": bound}
+        row |= {"value": eta} if enough else {"reason": TOO_FEW}
+        share = f"{100 * eta:.0f} %" if eta > 0 else "nothing"
+        hidden = f", so {share} of the shorter half is hidden" if enough else f": {TOO_FEW} what of it is hidden"
         alone = {of: float(np.median(s)) for of, s in record.seconds.items() if of in ("serial", "all_threads")}
         stage.find(
             PART,
             f"{items(stage)} matrices of {point.at['size']} rows: drawing {duration(draw)}, multiplying "
             f"{duration(multiply)}, one after the other {duration(alone['serial'])}; with a thread that draws ahead "
-            f"{duration(fed)}, so {hidden} of the shorter half is hidden. The same cores inside each product instead: "
+            f"{duration(fed)}{hidden}. The same cores inside each product instead: "
             f"{duration(alone['all_threads'])}",
         )
     stage.result.figures.append(Figure.model_validate(row))
@@ -209,7 +212,7 @@ def overlap(record: Record) -> tuple[float, list[float] | None]:
     """(t_draw + t_multiply - t_fed) / min(t_draw, t_multiply) on medians, and its bootstrap interval over rounds."""
     samples = np.stack([record.seconds[of] for of in ("draw", "multiply", "fed")])
     value = float(_overlap_of(np.median(samples, axis=1)))
-    if samples.shape[1] < 6:
+    if samples.shape[1] < FEWEST_ROUNDS:
         return value, None
     drawn = _overlap_of(resampled_medians(samples, 1, 0, 2000))
     low, high = (float(q) for q in np.percentile(drawn, [2.5, 97.5]))

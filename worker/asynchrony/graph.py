@@ -29,6 +29,7 @@ from worker.asynchrony.forms import Branches
 from worker.asynchrony.stage import Stage, duration, synchronizer
 from worker.contestants.torchscript import preload
 from worker.measure.resting import Resting
+from worker.measure.statistics import FEWEST_ROUNDS, TOO_FEW
 
 PART = Part.graph.value
 CHAPTER = "chapter"
@@ -192,22 +193,24 @@ def _tell(stage: Stage, contest: Contest, wide: list[Point], branches: int, wron
         stage.find(PART, f"{small}: {_times(contest, Point(CHAPTER))}")
     for point in wide:
         record = contest.record(point)
+        enough = record.rounds >= FEWEST_ROUNDS
         told = []
         for name, against in _AGAINST.items():
             if name not in record.seconds or against not in record.seconds:
                 continue
             row = _compared(contest, name, against, point, wrong)
-            figure = _overlap(stage, name, point, branches, cores, row)
+            figure = _overlap(stage, name, point, branches, cores, row, enough)
             stage.result.figures.append(figure)
             if row is not None and row.speedup is not None:
-                _efficiency(stage, row, cores)
+                _efficiency(stage, row, cores, enough)
                 hidden = ""
                 if figure.value is not None:
                     hidden = f", {100 * figure.value:.0f} % hidden" if figure.value > 0 else ", nothing is hidden"
-                told.append(f"{name} {row.speedup:.2f}x of {against}{hidden}")
+                ratio = f"{name} {row.speedup:.2f}x of {against}{hidden}"
+                told.append(ratio if enough else f"{name} against {against}: {TOO_FEW}")
         intra_op = _compared(contest, "intra_op", "one_thread", point, wrong)
         if intra_op is not None:
-            _efficiency(stage, intra_op, cores)
+            _efficiency(stage, intra_op, cores, enough)
         kind = f"{branches} {point.at['graph']} branches of {_STEPS} products of size {point.at['size']}"
         stage.find(PART, f"{kind}: {_times(contest, point)}; {'; '.join(told)}")
 
@@ -227,8 +230,10 @@ def _compared(
     return rows[0] if rows else None
 
 
-def _overlap(stage: Stage, name: str, point: Point, branches: int, cores: int, row: Comparison | None) -> Figure:
-    """The share of what could be hidden that was."""
+def _overlap(
+    stage: Stage, name: str, point: Point, branches: int, cores: int, row: Comparison | None, enough: bool
+) -> Figure:
+    """The share of what could be hidden that was; null where there were not `enough` rounds."""
     fields: dict[str, Any] = {
         "name": "overlap",
         "of": name,
@@ -242,6 +247,8 @@ def _overlap(stage: Stage, name: str, point: Point, branches: int, cores: int, r
         fields["reason"] = "the leased devices have one core: branches take turns on it; lease two devices"
     elif row is None or row.speedup is None:
         fields["reason"] = "no speed-up to compute it from"
+    elif not enough:
+        fields["reason"] = TOO_FEW
     else:
         most = 1 - 1 / branches
         fields["value"] = min(1.0, (1 - 1 / row.speedup) / most)
@@ -254,13 +261,14 @@ def _overlap(stage: Stage, name: str, point: Point, branches: int, cores: int, r
     return Figure.model_validate(fields)
 
 
-def _efficiency(stage: Stage, row: Comparison, cores: int) -> None:
+def _efficiency(stage: Stage, row: Comparison, cores: int, enough: bool) -> None:
     """`scaling_efficiency` of independent branches on several cores: T1 / (n Tn)."""
     if stage.on_cuda or cores < 2 or row.at["graph"] == "dependent" or row.speedup is None:
         return
     fields = {"name": "scaling_efficiency", "of": row.of, "at": {"part": PART, **row.at}, "unit": "1"}
     ends = [end / cores for end in row.ci95] if row.ci95 else None
-    stage.result.figures.append(Figure.model_validate({**fields, "value": row.speedup / cores, "ci95": ends}))
+    told = {"value": row.speedup / cores, "ci95": ends} if enough else {"value": None, "reason": TOO_FEW}
+    stage.result.figures.append(Figure.model_validate({**fields, **told}))
 
 
 def _timeline(stage: Stage, contest: Contest, size: int) -> None:

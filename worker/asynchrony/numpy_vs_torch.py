@@ -28,6 +28,7 @@ from worker.measure import roofline
 from worker.measure.contestant import Contestant, ContestantFailed, Unavailable
 from worker.measure.equality import TOLERANCES, Equality, compare_outputs
 from worker.measure.resting import Resting
+from worker.measure.statistics import FEWEST_ROUNDS, TOO_FEW
 
 PART = Part.numpy_vs_torch.value
 WORKS = ("product", "random", "random_and_product")
@@ -367,8 +368,7 @@ def _tell(stage: Stage, timings: list[Timing], books: dict[str, float], blas: li
         times = {t.of: t.median for t in timings if t.at == row.at}
         ours, numpys = times.get(row.of), times.get("numpy")
         if ours and numpys:
-            stage.find(
-                PART,
-                f"{words[row.at['work']]}: numpy {duration(numpys)}, {row.of} {duration(ours)}: {row.speedup:.3g}x, "
-                f"{row.verdict}",
-            )
+            rounds = min(t.n for t in timings if t.at == row.at)
+            ratio = f"{row.speedup:.3g}x, {row.verdict}" if rounds >= FEWEST_ROUNDS else TOO_FEW
+            times_told = f"numpy {duration(numpys)}, {row.of} {duration(ours)}"
+            stage.find(PART, f"{words[row.at['work']]}: {times_told}: {ratio}")

@@ -1,4 +1,5 @@
-"""`reproduce.py` of a `parallel` job: a plain torch script without Torchstone that repeats run(x) and the copies.
+"""`reproduce.py` of a `parallel` job: a plain torch script without Torchstone that repeats run(x) and the copies,
+which is of `concurrency` and of `overlap`; `streams` and `schedule` are not in it.
 
     Path("reproduce.py").write_text(reproduction(spec, threads=1, devices=2, is_cuda=False))
 
@@ -9,7 +10,11 @@ from __future__ import annotations
 
 from torchstone.parallel import ParallelSpec
 
-_HEAD = '''"""{title}: repeats a Torchstone job of kind "parallel" with torch alone.
+_HEAD = '''"""{title}: what two parts of a Torchstone job of kind "parallel" measure, with torch alone.
+
+It covers `concurrency` (each device alone, one after another, all at once) and `overlap` (copies after computing and
+beside it), in five rounds in fixed order, without intervals. It does not cover `streams` and `schedule`, nor
+lanes that the two parts have beside these.
 
 python reproduce.py [repeats]
 """

@@ -145,7 +145,8 @@ def run(bench: ProbeBench) -> ProbeReport:
     if left_s >= _TORCH_START_S / 2:
         _measure_torch_start(bench, report)
     else:
-        report.skip("torch_start", f"{left_s:.1f} s were left of the probe's {bench.budget_s:.1f} s: not enough for it")
+        left = f"{left_s:.1f} s were left" if left_s >= 0.05 else "no time was left"
+        report.skip("torch_start", f"{left} of the probe's {bench.budget_s:.1f} s: not enough for it")
     return report
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 _SCRIPT = '''"""Memory bandwidth (STREAM's kernels) and GEMM of this machine, in plain torch: the best of all repeats.
 
     python reproduce.py            # needs torch alone
+
+It covers STREAM's four kernels of the probe `memory` and float32 products of the probe `gemm`, both on all of the job's
+cores. It does not cover anything else of these two, nor any other probe.
 """
 
 import time

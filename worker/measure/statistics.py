@@ -30,6 +30,8 @@ Verdict = Literal["faster", "slower", "same", "inconclusive", "withheld"]
 ALPHA = 0.05
 RESAMPLES = 2000
 FEWEST_ROUNDS = 6
+TOO_FEW = "too few rounds to tell"
+"""What a sentence or a figure says instead of a ratio, where there were fewer."""
 """Under so few, all differences may lie on one side by chance (1 in 16 for five): no interval at 95 % is to be had."""
 FIRST_LOOK = 30
 LOOSEST_SAME = 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from worker.asynchrony.stage import Stage
 from worker.asynchrony.streams import Stream, ThroughThread
 from worker.bench import Bench, LeasedDevice
 from worker.measure.race import Record
+from worker.measure.statistics import FEWEST_ROUNDS, TOO_FEW
 from worker.workloads.async_ import PARTS
 
 CPU = torch.device("cpu")
@@ -241,6 +243,20 @@ def test_every_form_gives_the_graphs_exact_result(tmp_path: Path) -> None:
     assert efficient == {"intra_op", "jit_fork", "python_threads"}
     assert {s.of for s in result.spans} == lanes
     assert all(0 <= s.start_s <= s.end_s for s in result.spans)
+
+
+def test_with_too_few_rounds_no_share_and_no_ratio_is_told(tmp_path: Path) -> None:
+    cores = Bench.local(tmp_path).cores
+    two = [LeasedDevice(f"cpu:{i}", "cpu", (cores[i % len(cores)],)) for i in range(2)]
+    fields = {"parts": ["numpy_vs_torch", "dispatch", "graph"], "budget_s": 1e-3}
+    result = measured(tmp_path, two, **fields)
+    assert all(t.n < FEWEST_ROUNDS for t in result.timings)
+    told = [f for f in result.figures if f.name in ("overlap", "scaling_efficiency")]
+    assert {f.of for f in told} >= {"fed", "jit_fork", "python_threads"} and all(f.value is None for f in told)
+    if len(cores) > 1:
+        assert {f.name for f in told if f.reason == TOO_FEW} == {"overlap", "scaling_efficiency"}
+    assert f"jit_fork against script: {TOO_FEW}" in findings(result)
+    assert not re.search(r"hidden\b(?<!what of it is hidden)|\dx, |\dx of ", findings(result))
 
 
 def test_one_core_has_no_overlap_and_says_why(tmp_path: Path) -> None:
