@@ -33,11 +33,14 @@ def test_two_devices_at_once_over_http(tmp_path: Path) -> None:
         figures = {(f["name"], f["of"]): f for f in result["figures"]}
         assert figures["scaling_efficiency", "concurrent"]["value"] > 0
         assert figures["overlap", "pinned"]["value"] is None and figures["overlap", "pinned"]["reason"]
-        assert figures["host_copy_overlap", "overlapped"]["value"] is not None
+        hidden = figures["host_copy_overlap", "overlapped"]
+        assert (hidden["value"] is None) != (hidden["reason"] is None)
         assert {t["name"] for t in result["timings"]} == {"compute", "copy", "both", "noise"}
         assert {s["at"]["rank"] for s in result["spans"] if s["of"] == "concurrent"} == {0, 1}
         assert all(check["passed"] for check in result["checks"])
         assert {a["name"] for a in result["artifacts"]} == {"reproduce.py", "samples.npz"}
+        charts = httpx.get(f"{up.url}/v1/jobs/{job['id']}/charts").json()["items"]
+        assert [c["name"] for c in charts] == ["timeline_concurrency", "timeline_overlap", "timeline_schedule"]
         table = httpx.get(f"{up.url}/v1/jobs/{job['id']}/result.txt").text
         for words in ("concurrent", "host_copy_overlap", "by_hand", "first start", "cpu:0, cpu:1"):
             assert words in table

@@ -1,7 +1,8 @@
 """From races to the rows of a Result: timings, comparisons, timelines, and the two figures that sum them up.
 
     judged = judge(part, record, plan)            # codes, noise floor; rows go into the result
-    overlap(record, "compute", "copy", "overlapped", seed=0)      # {"value": 0.9, "bound": "compute", ...}
+    told = overlap(record, "compute", "copy", "overlapped", seed=0)   # {"value": 0.9, "bound": "compute", ...}
+    known(told)                                    # value null, with a reason, where it would say nothing
 
 overlap: eta = (t_compute + t_copy - t_both) / min(t_compute, t_copy), at most 1; of medians, with the interval of a
 bootstrap over rounds. scaling_efficiency: the best device alone over all at once, since each has the same work in both.
@@ -22,6 +23,13 @@ from worker.measure.quality import race_codes
 from worker.measure.race import Plan, Record
 from worker.measure.rows import SMALLEST_DELTA, twin_of
 
+HANDOVER_SHARE = 0.2
+"""By how much `sequential` may exceed the sum of the runs alone before hand-over is a part of what it measures."""
+WHY_NOT_FASTER = "sequential is mostly hand-over between devices: see handover_counts, and scaling_efficiency instead"
+
+WIDEST = 1.0
+"""An overlap whose interval is as wide as from none to all of it is not known."""
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -39,18 +47,22 @@ def key_of(part: Part) -> str:
 def judge(result: Result, part: Part, record: Record, plan: Plan) -> Judged:
     """Put the rows of a race into `result`."""
     twin = twin_of(part.baseline)
-    floor_ratio = _ratio(record, plan, twin, part.baseline)
-    noise_floor = abs(floor_ratio.ratio - 1)
-    delta = max(SMALLEST_DELTA, noise_floor)
+    noise_floor = abs(_ratio(record, plan, twin, part.baseline).ratio - 1)
+    waits = handover(part, record)
     for lane in part.lanes:
         result.timings.append(_timing(lane, part, record, "noise" if lane.name == twin else lane.timing))
         if lane.name != twin:
-            result.spans += _spans(lane)
+            result.spans += _spans(lane, part)
     by_name = {lane.name: lane for lane in part.lanes}
-    half_widths = []
+    half_widths, effects = [], []
     for of, against in (*part.pairs, (twin, part.baseline)):
         ratio = _ratio(record, plan, of, against)
-        half_widths += [ratio.half_width] if of != twin else []
+        floor = noise_floor if of == twin else _floor(part, record, against, noise_floor)
+        delta = max(SMALLEST_DELTA, floor)
+        if of != twin:
+            half_widths.append(ratio.half_width)
+            effects.append(statistics.smallest_detectable_effect(delta, ratio.half_width))
+        reason = WHY_NOT_FASTER if waits and (of, against) == ("concurrent", "sequential") else None
         lane = by_name[of]
         result.comparisons.append(
             Comparison(
@@ -61,18 +73,50 @@ def judge(result: Result, part: Part, record: Record, plan: Plan) -> Judged:
                 speedup=ratio.ratio,
                 ci95=statistics.finite(ratio.interval),
                 p10_speedup=ratio.p10_ratio,
-                noise_floor=noise_floor,
-                verdict=statistics.verdict(ratio.interval, delta),
+                noise_floor=floor,
+                verdict="inconclusive" if reason else statistics.verdict(ratio.interval, delta),
+                reason=reason,
             )
         )
     worst = max(half_widths) if record.rounds >= statistics.FEWEST_ROUNDS else None
     if worst is not None:
-        effect = statistics.smallest_detectable_effect(delta, worst)
         result.figures.append(
-            Figure(name="smallest_detectable_effect", of=part.baseline, at=part.at, value=effect, unit="1")
+            Figure(name="smallest_detectable_effect", of=part.baseline, at=part.at, value=max(effects), unit="1")
         )
     at = {"part": part.name, **part.at}
-    return Judged(race_codes(record, plan, at, noise_floor, worst), noise_floor)
+    return Judged(waits + race_codes(record, plan, at, noise_floor, worst), noise_floor)
+
+
+def handover(part: Part, record: Record) -> list[Code]:
+    """`sequential` is each device's run alone, one after another: where it takes much longer than those together, it is
+    mostly the hand-over from one process to the next, which `concurrent` pays once."""
+    alone = [float(np.median(record.seconds[lane.name])) for lane in part.lanes if lane.of == "alone"]
+    if "sequential" not in record.seconds or not alone:
+        return []
+    sequential_s = float(np.median(record.seconds["sequential"]))
+    if sequential_s <= (1 + HANDOVER_SHARE) * sum(alone):
+        return []
+    evidence = {
+        "at": {"part": part.name, **part.at},
+        "sequential_s": sequential_s,
+        "sum_of_alone_s": sum(alone),
+        "allowed_share": HANDOVER_SHARE,
+    }
+    return [Code(code="handover_counts", severity="warning", evidence=evidence)]
+
+
+def _floor(part: Part, record: Record, against: str, noise_floor: float) -> float:
+    """What a difference from `against` must exceed.
+
+    A baseline without a twin, and one of few rounds, whose twin may have met it by chance, are no better known than the
+    interval of their own median; under 6 rounds there is none, and no verdict either.
+    """
+    if against == part.baseline and record.rounds >= statistics.FIRST_LOOK:
+        return noise_floor
+    samples = record.seconds[against]
+    interval = statistics.median_interval(samples)
+    own = 0.0 if interval is None else (interval[1] - interval[0]) / (2 * float(np.median(samples)))
+    return max(noise_floor, own)
 
 
 def efficiency(record: Record, plan: Plan, devices: int) -> Figure:
@@ -93,30 +137,55 @@ def efficiency(record: Record, plan: Plan, devices: int) -> Figure:
 
 
 def overlap(record: Record, compute: str, copy: str, both: str, seed: int) -> dict[str, Any]:
-    """eta with its interval (null under 6 rounds), and what bounds `both` from below."""
+    """eta with its interval (null under 6 rounds), and what bounds `both` from below.
+
+    `value` and `ci95` are at most 1; `raw` and `raw_ci95` are what the medians made of it.
+    """
     samples = [record.seconds[name] for name in (compute, copy, both)]
     medians = [float(np.median(each)) for each in samples]
-    interval = None
+    raw, interval = float(_eta(*medians)), None
     if record.rounds >= statistics.FEWEST_ROUNDS:
         block = statistics.block_length(*samples)
         drawn = statistics.resampled_medians(np.stack(samples), block, seed, statistics.RESAMPLES)
         low, high = np.percentile(_eta(*drawn), [2.5, 97.5])
         interval = [float(low), float(high)]
     bound = "compute" if medians[0] >= medians[1] else "copy"
+    method = f"(compute + copy - both) / min(compute, copy), of medians; both takes at least its {bound}"
+    if raw > 1:
+        method += f"; at most 1: the medians make {raw:.4g}"
     return {
-        "value": float(_eta(*(np.array(m) for m in medians))),
-        "ci95": interval,
+        "value": min(1.0, raw),
+        "ci95": interval and [min(1.0, end) for end in interval],
+        "raw": raw,
+        "raw_ci95": interval,
         "bound": bound,
         "bound_s": max(medians[:2]),
         "compute_s": medians[0],
         "copy_s": medians[1],
         "both_s": medians[2],
-        "method": f"(compute + copy - both) / min(compute, copy), of medians; both takes at least its {bound}",
+        "method": method,
     }
 
 
+def known(told: dict[str, Any], shared: str | None = None) -> dict[str, Any]:
+    """An overlap's fields, with a reason in place of a value that would say nothing.
+
+    `shared`: the only device, on whose cores both computing and copying had to run.
+    """
+    ends, raw = told["raw_ci95"], f"the medians make {told['raw']:.4g}"
+    if shared is not None:
+        reason = f"computing and copying share the cores of {shared}, so neither can hide the other; {raw}"
+    elif ends is None:
+        reason = f"fewer than {statistics.FEWEST_ROUNDS} rounds, which give no interval; {raw}"
+    elif ends[1] - ends[0] > WIDEST:
+        reason = f"the 95 % interval, {ends[0]:.4g} .. {ends[1]:.4g}, is wider than 1 and says nothing; {raw}"
+    else:
+        return told
+    return {**told, "value": None, "ci95": None, "reason": reason}
+
+
 def _eta(compute: Any, copy: Any, both: Any) -> Any:
-    return np.minimum(1.0, (compute + copy - both) / np.minimum(compute, copy))
+    return (compute + copy - both) / np.minimum(compute, copy)
 
 
 def _ratio(record: Record, plan: Plan, of: str, against: str) -> statistics.Ratio:
@@ -134,8 +203,9 @@ def _timing(lane: Lane, part: Part, record: Record, name: str) -> Timing:
     )
 
 
-def _spans(lane: Lane) -> list[Span]:
+def _spans(lane: Lane, part: Part) -> list[Span]:
+    at = {"part": part.name, **lane.at}
     return [
-        Span(name=piece.name, of=lane.of, at={**lane.at, **piece.at}, start_s=piece.start_s, end_s=piece.end_s)
+        Span(name=piece.name, of=lane.of, at={**at, **piece.at}, start_s=piece.start_s, end_s=piece.end_s)
         for piece in lane.typical.pieces
     ]

@@ -26,7 +26,7 @@ from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane
 from worker.concurrency.pace import Cost, Fit, Pace, Probe, fit, share_s
 from worker.concurrency.part import Assigned, Checked, Part
-from worker.concurrency.report import efficiency, judge, key_of, overlap
+from worker.concurrency.report import efficiency, judge, key_of, known, overlap
 from worker.concurrency.reproduce import reproduction
 from worker.contestants import torchscript
 from worker.measure.archive import write_archive
@@ -199,14 +199,18 @@ class Experiment:
             at = {"direction": direction}
             figures.append(Figure(name="overlap", of="pinned", at=at, value=None, unit="1", reason=copies.WHY_NULL))
         told = overlap(record, "compute", "copy", "overlapped", seed)
-        self._doubt(told, "host_copy_overlap", "overlapped", {})
+        shared = self.bench.devices[0].name if len(self.bench.devices) == 1 else None
+        if shared is None:
+            self._doubt(told, "host_copy_overlap", "overlapped", {})
+        told = known(told, shared)
         figures.append(Figure.model_validate({"name": "host_copy_overlap", "of": "overlapped", "unit": "1", **told}))
 
     def _doubt(self, told: dict[str, Any], name: str, of: str, at: dict[str, Any]) -> None:
         """Where the copies are short against how much the products' time varies, the figure says little."""
-        ends = told["ci95"]
+        ends = told["raw_ci95"]
         if ends is None or ends[1] - ends[0] > 2 * _DOUBTFUL:
-            evidence = {"of": of, "at": at, "figure": name, "ci95": ends, "asked_half_width": _DOUBTFUL}
+            evidence = {"of": of, "at": at, "figure": name, "raw": told["raw"], "raw_ci95": ends}
+            evidence["asked_half_width"] = _DOUBTFUL
             self.codes.append(Code(code="overlap_uncertain", severity="warning", evidence=evidence))
 
     def _rate(
