@@ -56,6 +56,8 @@ class Part:
     """(of, against): lanes that do the same work, whose times are compared."""
     checks: Checked
     notes: list[str] = field(default_factory=list)
+    cannot_win: dict[str, str] = field(default_factory=dict)
+    """Lanes that have nothing to be faster with, and why: seen to be so, it comes from elsewhere."""
 
 
 @dataclass

@@ -61,16 +61,16 @@ def test_an_overlap_that_says_nothing_is_null_and_tells_what_was_seen() -> None:
         assert why in told["reason"] and f"the medians make {told['raw']:.4g}" in told["reason"]
 
 
-def judged(seconds: dict[str, np.ndarray]) -> tuple[Judged, Result]:
+def judged(seconds: dict[str, np.ndarray], cannot_win: dict[str, str] | None = None) -> tuple[Judged, Result]:
     """The part `concurrency` of two devices, from samples; `sequential_again` is as `sequential`."""
     seconds = {**seconds, "sequential_again": seconds["sequential"]}
     lanes = [
-        Lane(name, lambda: Sample(1.0, []), "compute", name.partition("/")[0], {"devices": 2}, [Sample(1.0, [piece])])
+        Lane(name, lambda: Sample(1.0, []), "compute", name.partition("/")[0], {"devices": 2}, [Sample(1.25, [piece])])
         for name in seconds
         for piece in [Piece("compute", 0.0, 1.0, {"rank": 0})]
     ]
     pairs = [("concurrent", "sequential"), ("two_streams", "alone/0")]
-    part = Part("concurrency", {}, lanes, "sequential", pairs, Checked())
+    part = Part("concurrency", {}, lanes, "sequential", pairs, Checked(), cannot_win=cannot_win or {})
     result = Result()
     timed = Record(seconds=seconds, first_call_s=dict.fromkeys(seconds, 1.0), calls_per_sample={}, flat={})
     return judge(result, part, timed, Plan("sequential", 0.02, 100.0)), result
@@ -99,6 +99,7 @@ def test_no_one_is_faster_than_a_hand_over(sequential: float, expected: str) -> 
     assert code.severity == "warning"
     assert code.evidence["sequential_s"] == pytest.approx(2.5, rel=0.01)
     assert code.evidence["sum_of_alone_s"] == pytest.approx(2.0, rel=0.01)
+    assert code.evidence["between_s"] == 0.25
     [row] = [c for c in result.comparisons if c.of == "concurrent"]
     assert row.reason is not None and "handover_counts" in row.reason and row.speedup is not None
 
@@ -112,6 +113,17 @@ def test_a_baseline_without_a_twin_is_no_better_known_than_its_own_median(rounds
     assert row.verdict not in ("faster", "slower") and row.noise_floor is not None and row.noise_floor > 0.03
     clear = {**loose, "alone/0": steady(1.0, rounds, 0.005)}
     assert verdicts(judged({**clear, "sequential": steady(3.0, rounds)})[1])["two_streams"] == "faster"
+
+
+def test_what_has_nothing_to_win_with_is_not_called_faster() -> None:
+    samples = {"alone/0": 3.0, "alone/1": 3.0, "sequential": 6.0, "concurrent": 3.0, "two_streams": 1.0}
+    seconds = {name: steady(value, 40) for name, value in samples.items()}
+    assert verdicts(judged(seconds)[1])["two_streams"] == "faster"
+    _, result = judged(seconds, {"two_streams": "one core"})
+    [row] = [c for c in result.comparisons if c.of == "two_streams"]
+    assert (row.verdict, row.reason) == ("inconclusive", "one core")
+    seconds["two_streams"] = steady(4.0, 40)
+    assert verdicts(judged(seconds, {"two_streams": "one core"})[1])["two_streams"] == "slower"
 
 
 def test_few_rounds_of_a_twin_that_agrees_by_chance_are_not_a_noise_floor_of_nothing() -> None:
