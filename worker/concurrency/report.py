@@ -92,8 +92,8 @@ def judge(result: Result, part: Part, record: Record, plan: Plan) -> Judged:
 
 
 def handover(part: Part, record: Record) -> list[Code]:
-    """`sequential` is each device's run, one after another. Where it takes much longer than those runs alone together, it
-    contains what they do not (passing the turn, waking up, a disturbed machine): being faster than that is not yet
+    """`sequential` is each device's run, one after another. Where it takes much longer than those runs alone together,
+    it contains what they do not (passing the turn, waking up, a disturbed machine): being faster than that is not yet
     working at once. `between_s`: what of it was not the devices' own work."""
     alone = [float(np.median(record.seconds[lane.name])) for lane in part.lanes if lane.of == "alone"]
     if "sequential" not in record.seconds or not alone:
