@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.worker.fresh import call_fresh
 from torchstone.models import Preset
 from torchstone.results import Result
 from torchstone.specs import Variant, parse_spec
@@ -43,7 +44,7 @@ def main() -> int:
             "budget_s": arguments.budget,
         }
         begun_s = time.perf_counter()
-        result = fresh(fields)
+        result = Result.model_validate_json(call_fresh(measured, fields))
         print(f"\n{preset}: {time.perf_counter() - begun_s:.0f} s, {result.quality.grade}")
         for row in result.comparisons:
             speedup = "-" if row.speedup is None else f"{row.speedup:.2f}x"
@@ -56,25 +57,13 @@ def main() -> int:
     return 1 if faults else 0
 
 
-def fresh(fields: dict[str, Any]) -> Result:
-    """The job's result, from a process forked before any tensor operation."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["worker.preload_compiler"])
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(theirs, fields))
-    process.start()
-    theirs.close()
-    text = ours.recv()
-    process.join()
-    return Result.model_validate_json(text)
-
-
-def _answer(pipe: Connection, fields: dict[str, Any]) -> None:
+def measured(fields: dict[str, Any]) -> str:
+    """The job's result, as JSON; silently."""
     with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
         with tempfile.TemporaryDirectory() as folder:
             leased = [LeasedDevice("cpu:0", "cpu", CORES)]
             result: Result = workload("jit")(parse_spec(fields), Bench("bench", 1, "localhost", leased, Path(folder)))
-        pipe.send(result.to_json())
+        return result.to_json()
 
 
 if __name__ == "__main__":

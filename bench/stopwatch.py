@@ -14,20 +14,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.worker.fresh import call_fresh
 from torchstone.results import Result
-from torchstone.specs import parse_spec
+from torchstone.specs import JitSpec, parse_spec
 from worker.bench import Bench, LeasedDevice
 from worker.measure.statistics import median_interval
 from worker.measure.stopwatch import Stopwatch
@@ -112,6 +114,7 @@ def their_median_s(budget_s: float) -> float:
 
     os.sched_setaffinity(0, CORES[:1])
     spec = parse_spec(SPEC)
+    assert isinstance(spec, JitSpec)
     model = models.build(spec.model, spec.seed).eval().requires_grad_(False)
     (x,) = models.inputs(spec.model, 1, spec.seed)
     with torch.inference_mode():
@@ -129,20 +132,12 @@ def our_speedup(budget_s: float) -> tuple[float, float, float]:
 
 def fresh(call: Callable[[], Any]) -> Any:
     """`call()` in a process that never ran a tensor operation, silently."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["worker.preload"])
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(theirs, call))
-    process.start()
-    theirs.close()
-    value = ours.recv()
-    process.join()
-    return value
+    return call_fresh(_silently, call)
 
 
-def _answer(pipe: Connection, call: Callable[[], Any]) -> None:
-    with Path("/dev/null").open("w") as nothing, contextlib.redirect_stdout(nothing):
-        pipe.send(call())
+def _silently(call: Callable[[], Any]) -> Any:
+    with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing):
+        return call()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from service.reconciler import Reconciler
 from tests.torchstone.processes import wait_until
-from tests.torchstone.store_samples import LEASE_S, claim, let_leases_end, state, submit, up
+from tests.torchstone.store_samples import LEASE_S, claim, silent_holder, state, submit, up
 from torchstone.settings import Settings
 from torchstone.store import Store, leases
 from torchstone.store.leases import Holder
@@ -27,12 +27,7 @@ def reconciler(tmp_path: Path) -> Reconciler:
 @pytest.fixture
 def silent(store: Store) -> Holder:
     """A job whose lease has run out."""
-    host = up(store)
-    submit(store)
-    holder = claim(store, host).holder
-    with store.write() as conn:
-        let_leases_end(conn, host.name)
-    return holder
+    return silent_holder(store)
 
 
 def lost(store: Store, reconciler: Reconciler, asked_s: float | None = None) -> list[Holder]:

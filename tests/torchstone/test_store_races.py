@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from tests.torchstone.store_samples import LEASE_S, a_host, claim, let_leases_end, row, state, submit, up
+from tests.torchstone.store_samples import LEASE_S, a_host, row, silent_holder, state, submit, up
 from torchstone.errors import Conflict
 from torchstone.jobs import State
 from torchstone.store import Store, claims, events, hosts, jobs, leases
@@ -85,12 +85,7 @@ def meanwhile(
 @pytest.fixture
 def running(store: Store) -> Holder:
     """The holder of a job whose lease has just ended, unnoticed."""
-    host = up(store)
-    submit(store)
-    holder = claim(store, host).holder
-    with store.write() as conn:
-        let_leases_end(conn, host.name)
-    return holder
+    return silent_holder(store)
 
 
 def reconcile(conn: Connection) -> list[Holder]:

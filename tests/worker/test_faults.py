@@ -39,20 +39,27 @@ def test_a_job_whose_claim_nobody_heard_of_is_given_back(bed: Bed) -> None:
 
 
 def test_a_job_whose_end_could_not_be_recorded_is_run_again(bed: Bed) -> None:
-    if not bed.store.is_sqlite:
-        pytest.skip("SQLite's triggers")
     # Given a database that refuses every end of an attempt, for a reason that does not pass by itself
     bed.open()
-    refuse = "CREATE TRIGGER refuse BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'no'); END"
+    if bed.store.is_sqlite:
+        refuse = ["CREATE TRIGGER refuse BEFORE UPDATE ON attempts BEGIN SELECT RAISE(ABORT, 'no'); END"]
+        allow = "DROP TRIGGER refuse"
+    else:
+        refuse = [
+            "CREATE FUNCTION say_no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$",
+            "CREATE TRIGGER refuse BEFORE UPDATE ON attempts FOR EACH ROW EXECUTE FUNCTION say_no()",
+        ]
+        allow = "DROP TRIGGER refuse ON attempts"
     with bed.store.write() as conn:
-        conn.execute(text(refuse))
+        for statement in refuse:
+            conn.execute(text(statement))
     job_id = bed.submit("answer")
     until(lambda: "this is answer" in bed.log(job_id) or bed.job(job_id)["state"] == "running")
     assert bed.host is not None
     until(lambda: bed.host is not None and not bed.host.runs() and bed.job(job_id)["state"] == "running")
     # When the fault is gone
     with bed.store.write() as conn:
-        conn.execute(text("DROP TRIGGER refuse"))
+        conn.execute(text(allow))
     # Then the job ends after all, and so does the next
     job = bed.ended(job_id)
     assert [a["outcome"] for a in job["attempts"]] == ["lost", "succeeded"]
