@@ -29,7 +29,9 @@ for _name in [name for name in os.environ if name.startswith("TORCHSTONE_")]:
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 for _module in (
-    "numpy",
+    "numpy.ma",  # numpy's own first uses of these two would be in every job
+    "numpy.random",
+    "torch.utils.serialization.config",
     "torch",
     "worker.launch",
     "worker.child",
@@ -41,4 +43,7 @@ for _module in (
 # What the first use of TorchScript and of the version look-ups costs a process is paid here, once.
 importlib.import_module("worker.contestants.torchscript").preload()
 importlib.import_module("worker.measure.environment").libraries()
+# Validators are built when they are first used, which takes 20 ms.
+for _spec in ({"kind": "jit", "model": {"preset": "mlp"}}, {"kind": "async"}):
+    importlib.import_module("torchstone.specs").parse_spec(_spec)
 gc.freeze()  # what is loaded now stays: collections in the forks need not look at it

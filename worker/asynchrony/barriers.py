@@ -150,7 +150,8 @@ def _tell(stage: Stage, contest: Contest, points: list[Point], wrong: dict[str, 
         for name in BARRIERS[1:]:
             if name not in record.seconds or wrong.get(name, {}).get(point.key):
                 continue
-            cost_s, interval = statistics.median_difference(record.seconds[name], steps, seed=stage.spec.seed)
+            against = statistics.compare(steps, record.seconds[name], seed=stage.spec.seed)
+            cost_s, interval = against.saved, against.saved_interval
             ends = statistics.finite(interval)
             row = {"name": "barrier", "of": name, "at": point.at, "value": cost_s, "unit": "s"}
             stage.result.figures.append(

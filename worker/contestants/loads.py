@@ -22,8 +22,12 @@ class Loads:
 
     def __init__(self, start: Callable[[], Contestant], at_once: bool) -> None:
         self._start, self._at_once = start, at_once
-        self._loader = start() if at_once else None
+        self._loader: Contestant | None = None
         self._begun: dict[str, dict[str, Any]] = {}
+
+    def prepare(self) -> None:
+        """Start the clean process already."""
+        self._loader = self._loader or self._start()
 
     def begin(self, name: str, **arguments: Any) -> None:
         """Have the file of `name` loaded and run; `arguments` are those of `CleanLoader.run`."""
@@ -46,7 +50,8 @@ class Loads:
         return reasons
 
     def _send(self, name: str) -> None:
-        self._loader = self._loader or self._start()
+        self.prepare()
+        assert self._loader is not None
         with contextlib.suppress(ContestantFailed):  # the answer tells
             self._loader.send("run", **self._begun[name])
 

@@ -10,6 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from torchstone.specs import JitSpec
+from worker import models
+from worker.bench import Bench
+
 Inputs = tuple[Tensor, ...]
 Runnable = Callable[..., Any]
 """Takes the model's inputs, returns its output: a module, or a loaded program."""
@@ -49,6 +53,23 @@ class Setting:
     def memory_format(self) -> torch.memory_format:
         """How 4-dimensional tensors lie in memory."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
+
+
+def setting_of(spec: JitSpec, bench: Bench) -> Setting:
+    """What all contestants of this job share."""
+    return Setting(
+        make_model=lambda: models.build(spec.model, spec.seed),
+        make_inputs=lambda batch_size, seed, dtype, device: models.inputs(spec.model, batch_size, seed, dtype, device),
+        folder=bench.folder,
+        seed=spec.seed,
+        dtype=getattr(torch, spec.dtype),
+        device=torch.device("cuda:0" if bench.devices[0].type == "cuda" else "cpu"),
+        batch_sizes=tuple(spec.batch_sizes),
+        threads=spec.threads or len(bench.cores),
+        grad=spec.grad,
+        dynamic=spec.dynamic_batch,
+        channels_last=spec.channels_last,
+    )
 
 
 Build = Callable[[nn.Module, Inputs, Setting], Any]

@@ -101,6 +101,11 @@ class Contestant:
             return value
         raise ContestantFailed(self.name, value["kind"], value["reason"])
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether `answer` would not have to wait."""
+        return self.pipe.poll()
+
     def end(self) -> None:
         """Have the process ended; `close` waits for it. Taking down its memory takes a while, on another core."""
         if self.exit_status is None:

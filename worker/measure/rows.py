@@ -80,10 +80,11 @@ def judge(
     for of, ratio in ratios.items():
         withheld = wrong.get(of) or wrong.get(baseline) or None
         cold_s, warm_s = _cold(builds[of]), builds[of].get("build_warm_s")
-        saving = None if withheld or cold_s is None else _saving(record, plan, of)
-        if saving:
-            found.figures += _break_even(saving, cold_s, name="break_even_calls_cold", of=of, at=at)
-            found.figures += _break_even(saving, warm_s, name="break_even_calls_warm", of=of, at=at)
+        # Where a call saves nothing, or too few rounds tell, nothing is ever paid back.
+        pays = cold_s is not None and not withheld and ratio.saved > 0 and record.rounds >= statistics.FEWEST_ROUNDS
+        if pays:
+            found.figures += _break_even(ratio, cold_s, name="break_even_calls_cold", of=of, at=at)
+            found.figures += _break_even(ratio, warm_s, name="break_even_calls_warm", of=of, at=at)
         found.comparisons.append(
             Comparison(
                 name=name if of != twin else "noise",
@@ -96,7 +97,7 @@ def judge(
                 noise_floor=found.noise_floor,
                 verdict="withheld" if withheld else statistics.verdict(ratio.interval, delta),
                 reason=withheld,
-                break_even_calls=cold_s / saving[0] if saving and cold_s is not None else None,
+                break_even_calls=cold_s / ratio.saved if pays and cold_s is not None else None,
             )
         )
     worst = max((ratio.half_width for of, ratio in ratios.items() if of != twin), default=None)
@@ -123,26 +124,13 @@ def _cold(build: dict[str, Any]) -> float | None:
     return build["build_s"] if build.get("build_warm_s") is not None else None
 
 
-def _saving(record: Record, plan: Plan, of: str) -> tuple[float, float, float] | None:
-    """Seconds that a call saves against the baseline, on medians, and its interval's ends.
-
-    None where it saves none, or too few rounds tell.
-    """
-    saved_s, (low_s, high_s) = statistics.median_difference(
-        record.seconds[plan.baseline], record.seconds[of], seed=plan.seed
-    )
-    if record.rounds < statistics.FEWEST_ROUNDS or saved_s <= 0:
-        return None
-    return saved_s, low_s, high_s
-
-
-def _break_even(saving: tuple[float, float, float], build_s: float | None, **names: Any) -> list[Figure]:
+def _break_even(ratio: statistics.Ratio, build_s: float | None, **names: Any) -> list[Figure]:
     """Calls after which building has paid for itself: build / (t_baseline - t_variant), with its interval.
 
     Where the interval of the difference reaches zero there is no upper end.
     """
     if build_s is None:
         return []
-    saved_s, low_s, high_s = saving
+    low_s, high_s = ratio.saved_interval
     ends = [build_s / high_s, build_s / low_s if low_s > 0 else None]
-    return [Figure.model_validate({"value": build_s / saved_s, "unit": "calls", "ci95": ends, **names})]
+    return [Figure.model_validate({"value": build_s / ratio.saved, "unit": "calls", "ci95": ends, **names})]

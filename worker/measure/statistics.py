@@ -137,6 +137,10 @@ class Ratio:
     interval: Interval
     p10_ratio: float
     block: int
+    saved: float
+    """median(against) - median(of), in the samples' unit: what a call of `of` saves."""
+    saved_interval: Interval
+    """Its 95 % interval, by the same resamples."""
 
     @property
     def half_width(self) -> float:
@@ -153,24 +157,17 @@ def compare(of: Samples, against: Samples, *, alpha: float = ALPHA, seed: int = 
     """
     ratio = float(np.median(against) / np.median(of))
     p10 = float(np.percentile(against, 10) / np.percentile(of, 10))
+    saved = float(np.median(against) - np.median(of))
     if len(of) < FEWEST_ROUNDS:
-        return Ratio(ratio, (0.0, math.inf), p10, 1)
+        return Ratio(ratio, (0.0, math.inf), p10, 1, saved, (-math.inf, math.inf))
     block = block_length(of, against)
     medians = resampled_medians(np.stack([of, against]), block, seed, resamples)
-    low, high = (float(q) for q in np.percentile(medians[1] / medians[0], [100 * ALPHA / 2, 100 * (1 - ALPHA / 2)]))
+    percents = [100 * ALPHA / 2, 100 * (1 - ALPHA / 2)]
+    low, high = (float(q) for q in np.percentile(medians[1] / medians[0], percents))
+    least, most = (float(q) for q in np.percentile(medians[1] - medians[0], percents))
     stretch = _Z.inv_cdf(1 - alpha / 2) / _Z.inv_cdf(1 - ALPHA / 2)
     interval = (ratio * (low / ratio) ** stretch, ratio * (high / ratio) ** stretch)
-    return Ratio(ratio, interval, p10, block)
-
-
-def median_difference(of: Samples, against: Samples, *, seed: int = 0) -> tuple[float, Interval]:
-    """median(of) - median(against) with its 95 % interval, by the same bootstrap; infinite under 6 rounds."""
-    difference = float(np.median(of) - np.median(against))
-    if len(of) < FEWEST_ROUNDS:
-        return difference, (-math.inf, math.inf)
-    medians = resampled_medians(np.stack([of, against]), block_length(of, against), seed, RESAMPLES)
-    low, high = (float(q) for q in np.percentile(medians[0] - medians[1], [2.5, 97.5]))
-    return difference, (low, high)
+    return Ratio(ratio, interval, p10, block, saved, (least, most))
 
 
 def finite(interval: Interval) -> Interval | None:

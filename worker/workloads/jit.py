@@ -22,14 +22,13 @@ from functools import partial
 from typing import Any
 
 import orjson
-import torch
 
 from torchstone.errors import JobError, WorkloadError
 from torchstone.results import Code, Figure, Result, Skipped, Timing
 from torchstone.specs import JitSpec, Variant
-from worker import models
 from worker.bench import Bench
 from worker.contestants import torchscript
+from worker.contestants.beside import Beside
 from worker.contestants.checks import Checks
 from worker.contestants.field import Field, job_error
 from worker.contestants.loads import Loads
@@ -37,7 +36,7 @@ from worker.contestants.passport import CleanLoader, loader_program, passport
 from worker.contestants.reproduce import reproduction
 from worker.contestants.runner import Reference, Runner
 from worker.contestants.table import WAYS
-from worker.contestants.ways import Setting, Way
+from worker.contestants.ways import Setting, Way, setting_of
 from worker.measure import roofline
 from worker.measure.archive import write_archive
 from worker.measure.contestant import Contestant, ContestantFailed
@@ -60,23 +59,6 @@ def run(spec: JitSpec, bench: Bench) -> Result:
     return Experiment(spec, bench, setting_of(spec, bench), WAYS).run()
 
 
-def setting_of(spec: JitSpec, bench: Bench) -> Setting:
-    """What all contestants of this job share."""
-    return Setting(
-        make_model=lambda: models.build(spec.model, spec.seed),
-        make_inputs=lambda batch_size, seed, dtype, device: models.inputs(spec.model, batch_size, seed, dtype, device),
-        folder=bench.folder,
-        seed=spec.seed,
-        dtype=getattr(torch, spec.dtype),
-        device=torch.device("cuda:0" if bench.devices[0].type == "cuda" else "cpu"),
-        batch_sizes=tuple(spec.batch_sizes),
-        threads=spec.threads or len(bench.cores),
-        grad=spec.grad,
-        dynamic=spec.dynamic_batch,
-        channels_last=spec.channels_last,
-    )
-
-
 class Experiment:
     """One job under way, gathered so that its steps can be read one by one."""
 
@@ -95,6 +77,8 @@ class Experiment:
         self.variants: dict[str, Variant] = {}
         """Who takes part, by name."""
         self.started: set[str] = set()
+        self.exported: list[tuple[str, str]] = []
+        """Names and files that are still to be loaded elsewhere."""
         self.probes: list[str] | None = None
         """The other inputs that the model takes; unknown until the reference has answered."""
         self.failure: JobError | None = None
@@ -104,6 +88,7 @@ class Experiment:
         self.set_aside: Heat | None = None
 
     def run(self) -> Result:
+        self.beside = Beside(bool(self.bench.spare_cores), self._load_elsewhere_if_ready)
         with Field(self.bench.cores, self.setting.threads, self.baseline, self.result) as self.field:
             self.bench.step_aside()  # nothing but contestants on the cores that are measured
             self._begin()
@@ -134,10 +119,13 @@ class Experiment:
             loaded=self.loaded
             | {what: self.checks.file(f"{who}.eval", self.keys[0]) for what, who in _LOADED_FROM.items()},
         )
-        torchscript.preload()  # meanwhile
-        if not self.bench.spare_cores:
-            for task in self._tasks():
-                task()
+        self.loads = Loads(lambda: self._start_beside("loader", CleanLoader), at_once=self.beside.is_possible)
+        first, *others = self.variants
+        self._start(first)
+        self.beside.put(*(partial(self._start, name) for name in others), self._describe)
+        if self.beside.is_possible:
+            self.beside.put(self.loads.prepare)
+        else:
             self._wait_for_what_is_right()
 
     def _wait_for_what_is_right(self) -> None:
@@ -177,10 +165,6 @@ class Experiment:
                 self.variants[variant.value] = variant
         self.variants[self.twin] = self.spec.baseline
 
-    def _tasks(self) -> list[Callable[[], None]]:
-        """What is to be done, besides building."""
-        return [*(partial(self._start, name) for name in self.variants), self._describe]
-
     def _start(self, name: str) -> None:
         """A process for this contestant, unless it was started before."""
         if name not in self.started:
@@ -196,33 +180,30 @@ class Experiment:
 
     def _build_all(self) -> None:
         """One after another, each alone on the devices' cores; what else there is to do is done beside them."""
-        self.loads = Loads(lambda: self._start_beside("loader", CleanLoader), at_once=bool(self.bench.spare_cores))
-        names = list(self.variants)
-        beside = self._tasks()[1:] if self.bench.spare_cores else []
-        for name in names:
+        for name in list(self.variants):
             self._start(name)
             try:
-                self._build(name, self.variants[name], beside.pop(0) if beside else lambda: None)
+                self._build(name, self.variants[name])
             except JobError:
                 self._wait_for_what_is_right()  # a model that does not run at all is the better reason
                 raise
-        for task in beside:
-            task()
+        self.beside.finish()
         self._wait_for_what_is_right()
+        self._load_elsewhere()
         if self.ways[self.spec.baseline].disk_cache:
             self.build[self.baseline]["build_warm_s"] = self.build[self.twin]["build_s"]
 
-    def _build(self, name: str, variant: Variant, meanwhile: Callable[[], None]) -> None:
+    def _build(self, name: str, variant: Variant) -> None:
         way = self.ways[variant]
         self._say(f"building {name}")
-        told = self.field.attempt(name, "build", meanwhile, name=name)
+        told = self.field.attempt(name, "build", self.beside.do_one, name=name)
         if told is None:
             return
         self.build[name] = told
         if name == self.twin:
             return
         if told["file"]:
-            self._load_elsewhere(name, told["file"])
+            self.exported.append((name, told["file"]))
         if told["was_warm"]:  # nothing may have been left for it: its cold build is none
             self.codes.append(Code(code="already_warm", severity="error", evidence={"of": name}))
         if way.disk_cache and name != self.baseline:
@@ -234,15 +215,17 @@ class Experiment:
             if warm:
                 self.field.end(again)
         elif not way.disk_cache and variant is not Variant.eager:
-            told["build_warm_s"] = self.field.attempt(name, "rebuild")
+            told["build_warm_s"] = self.field.attempt(name, "rebuild", self.beside.do_one)
         print(f"  {name}: built in {told['build_s']:.3f} s", flush=True)
 
     def _check_all(self) -> None:
         for key in self.keys:
             for name in self.field.names:
-                self.field.attempt(name, "output", key=key, file=self.checks.file(name, key))
+                self.field.attempt(name, "output", self.beside.do_one, key=key, file=self.checks.file(name, key))
                 if name in self.field.names:
-                    self.checks.timed(name, key, {"batch_size": int(key)}, show=name != self.twin)
+                    at = {"batch_size": int(key)}
+                    self.beside.put(partial(self.checks.timed, name, key, at, show=name != self.twin))
+        self.beside.finish()
 
     def _race_all(self) -> Heat:
         field = self.field
@@ -301,7 +284,7 @@ class Experiment:
         for name in [name for name in self.field.names if name != self.twin]:
             way = self.ways[Variant(name)]
             for key in self.keys:
-                for what, value in (self.field.attempt(name, "memory", key=key) or {}).items():
+                for what, value in (self.field.attempt(name, "memory", self.beside.do_one, key=key) or {}).items():
                     at = {"batch_size": int(key)}
                     self.result.figures.append(Figure(name=what, of=name, at=at, value=value, unit="B"))
             if self.spec.profile and name in self.field.names:
@@ -315,18 +298,25 @@ class Experiment:
                 files = self.checks.files(name, probes)
                 failed = self.field.attempt(name, "probe", files=files, other_shapes=shapes)
                 if failed is not None:
-                    self.checks.probed(name, failed, probes)
+                    self.beside.put(partial(self.checks.probed, name, failed, probes))
+        self.beside.finish()
 
-    def _load_elsewhere(self, name: str, file: str) -> None:
-        """Have an exported file loaded and run by a process without Torchstone."""
-        self._wait_for_what_is_right()  # it makes the inputs
-        self.loads.begin(
-            name,
-            program=loader_program(file),
-            folder=str(self.bench.folder),
-            inputs=self.loaded["inputs" if file.endswith(".pt2") else "inputs_cpu"],
-            output=self.checks.file(f"{name}.loaded", self.keys[0]),
-        )
+    def _load_elsewhere(self) -> None:
+        """Have the exported files loaded and run by a process without Torchstone, on the inputs of the reference."""
+        self._wait_for_what_is_right()
+        for name, file in self.exported:
+            self.loads.begin(
+                name,
+                program=loader_program(file),
+                folder=str(self.bench.folder),
+                inputs=self.loaded["inputs" if file.endswith(".pt2") else "inputs_cpu"],
+                output=self.checks.file(f"{name}.loaded", self.keys[0]),
+            )
+        self.exported.clear()
+
+    def _load_elsewhere_if_ready(self) -> None:
+        if self.exported and (self.probes is not None or self.reference.has_answered):
+            self._load_elsewhere()
 
     def _offer_all(self) -> None:
         """Every exported file that a process without Torchstone could use; its passport tells how that went."""
