@@ -5,9 +5,9 @@
     python bench/load.py --peers-python ENV/bin/python  # then POSTs to Flower and to MLflow's tracking server, too
 
 A `torchstone up` of its own in a scratch folder, with the diagnostic kind `sleep`. The clients POST as fast as they
-are answered, while the worker runs the jobs on the same cores; then they are waited for. Meanwhile one more client asks
-for a job and one for the list, ten times a second each, so their latency is that under load. Memory is each process'
-own (USS), at the start, at the most and at the end. Compare figures only within one run.
+are answered, while the worker runs the jobs on the same cores; then they are waited for. Meanwhile one more process
+asks for a job and for the list, ten times a second, so their latency is that under load. Memory is each process' own
+(USS), at the start, at the most and at the end. Compare figures only within one run.
 
 The peers are started in the virtual environment that --peers-python names, with `flower` and `mlflow` in it. What is
 alike: an HTTP request that is answered once the work (a task, a run) is stored. What is not: neither says so durably
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import re
 import statistics
@@ -28,16 +29,20 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
+import orjson
 import psutil
 
 SPEC = {"kind": "sleep", "devices": {"type": "cpu", "count": 1}}
 EVERY_S = 0.1
+_LENGTH = re.compile(rb"(?i)content-length: (\d+)")
 _READY = re.compile(r"ready in [\d.]+ s: (http://\S+)")
 
 
@@ -122,72 +127,100 @@ def torchstone(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
         process.wait(60)
 
 
-Post = Callable[[httpx.AsyncClient], Awaitable[str]]
+_TLS = httpx.create_ssl_context()
+"""Made once: it takes 0.1 s, which with 50 clients would look like the service's."""
 
 
-async def post_all(url: str, count: int, clients: int, post: Post, latencies: Latencies) -> list[str]:
-    """POST `count` times from `clients` at once; what was answered."""
-    left = iter(range(count))
-    answers: list[str] = []
+Heard = Callable[[bytes], None]
+
+
+async def post_all(
+    url: str, path: str, body: Any, count: int, clients: int, heard: Heard = lambda _: None
+) -> Latencies:
+    """POST `count` times from `clients` at once; `heard` is given each answer's body.
+
+    Over bare connections: at this rate httpx would be most of what is measured.
+    """
+    left, latencies = iter(range(count)), Latencies(f"POST {path}")
+    where = urlsplit(url)
+    content = orjson.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: {where.netloc}\r\nContent-Type: application/json\r\n"
+    request = f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
 
     async def one_client() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-            for _ in left:
-                begin_s = time.perf_counter()
-                answers.append(await post(http))
-                latencies.took_s.append(time.perf_counter() - begin_s)
+        reader, writer = await asyncio.open_connection(where.hostname, where.port)
+        for _ in left:
+            begin_s = time.perf_counter()
+            writer.write(request)
+            answered = await reader.readuntil(b"\r\n\r\n")
+            length = _LENGTH.search(answered)
+            assert length and answered[9:10] == b"2", answered
+            heard(await reader.readexactly(int(length[1])))
+            latencies.took_s.append(time.perf_counter() - begin_s)
+        writer.close()
 
     begin_s = time.perf_counter()
     await asyncio.gather(*(one_client() for _ in range(clients)))
     latencies.over_s = time.perf_counter() - begin_s
-    return answers
+    return latencies
 
 
-@contextlib.asynccontextmanager
-async def asking(url: str, path: Callable[[], str], latencies: Latencies) -> AsyncIterator[None]:
-    """Meanwhile GET `path` every EVERY_S."""
+@contextlib.contextmanager
+def asking(url: str, paths: dict[str, str]) -> Iterator[Callable[[], dict[str, Latencies]]]:
+    """Meanwhile GET each of `paths` every EVERY_S, from a process of its own: the clients' is busy with itself.
 
-    async def ask() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-            while True:
-                begin_s = time.perf_counter()
-                (await http.get(path())).raise_for_status()
-                latencies.took_s.append(time.perf_counter() - begin_s)
-                await asyncio.sleep(EVERY_S)
+    Yields what gives the latencies so far, by name; each call begins anew.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_ask, args=(url, paths, theirs), daemon=True)
+    process.start()
+    ours.recv()  # it is ready
 
-    task = asyncio.create_task(ask())
+    def so_far() -> dict[str, Latencies]:
+        ours.send(None)
+        took_s: dict[str, list[float]] = ours.recv()
+        return {name: Latencies(f"{name}, meanwhile", took) for name, took in took_s.items()}
+
     try:
-        yield
+        yield so_far
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        process.terminate()
+        process.join()
+
+
+def _ask(url: str, paths: dict[str, str], pipe: Connection) -> None:
+    took_s: dict[str, list[float]] = {name: [] for name in paths}
+    with httpx.Client(base_url=url, timeout=120, verify=_TLS) as http:
+        pipe.send("ready")
+        while True:
+            for name, path in paths.items():
+                begin_s = time.perf_counter()
+                http.get(path).raise_for_status()
+                took_s[name].append(time.perf_counter() - begin_s)
+            if pipe.poll(EVERY_S):
+                pipe.recv()
+                pipe.send(took_s)
+                took_s = {name: [] for name in paths}
 
 
 async def load(url: str, count: int, clients: int) -> None:
     """Submit everything, wait for it, and count what became of it."""
-    posts, gets, lists = Latencies("POST /v1/jobs"), Latencies("GET one, meanwhile"), Latencies("list of 50, meanwhile")
     accepted: list[str] = []
 
-    async def post(http: httpx.AsyncClient) -> str:
-        answer = await http.post("/v1/jobs", json=SPEC)
-        answer.raise_for_status()
-        accepted.append(answer.json()["id"])
-        return accepted[-1]
+    def accept(body: bytes) -> None:
+        accepted.append(orjson.loads(body)["id"])
 
     begin_s = time.perf_counter()
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-        await post(http)
-        async with (
-            asking(url, lambda: f"/v1/jobs/{accepted[len(accepted) // 2]}", gets),
-            asking(url, lambda: "/v1/jobs?limit=50", lists),
-        ):
-            await post_all(url, count - 1, clients, post, posts)
-            print(posts, gets, lists, sep="\n", flush=True)
+    async with httpx.AsyncClient(base_url=url, timeout=120, verify=_TLS) as http:
+        await post_all(url, "/v1/jobs", SPEC, 1, 1, accept)
+        with asking(url, {"GET one": f"/v1/jobs/{accepted[0]}", "list of 50": "/v1/jobs?limit=50"}) as so_far:
+            posts = await post_all(url, "/v1/jobs", SPEC, count - 1, clients, accept)
+            print("while they are POSTed", posts, *so_far().values(), sep="\n", flush=True)
             while (await http.get("/v1/jobs?state=queued,running&limit=1")).json()["items"]:
                 await asyncio.sleep(1)
-        took_s = time.perf_counter() - begin_s
-        print(gets, lists, sep="\n")
+            took_s = time.perf_counter() - begin_s
+            print("while they run", *so_far().values(), sep="\n", flush=True)
         await _check(http, accepted)
     print(f"{count:,} jobs ran in {took_s:.1f} s: {count / took_s:.1f}/s on the same cores")
 
@@ -268,15 +301,7 @@ def peers(python: Path, socket: Path, count: int, clients: int) -> None:
                 )
             try:
                 _wait_for(url, process)
-                latencies = Latencies(title)
-
-                async def post(http: httpx.AsyncClient, path: str = path, body: dict[str, Any] = body) -> str:
-                    answer = await http.post(path, json=body)
-                    answer.raise_for_status()
-                    return answer.text
-
-                asyncio.run(post_all(url, count, clients, post, latencies))
-                print(latencies, flush=True)
+                print(title, asyncio.run(post_all(url, path, body, count, clients)), flush=True)
             finally:
                 for each in psutil.Process(process.pid).children(recursive=True):
                     with contextlib.suppress(psutil.Error):
