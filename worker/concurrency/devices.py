@@ -19,7 +19,7 @@ from typing import Any
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane, Piece, Sample
 from worker.concurrency.part import Assigned, Checked, Part
-from worker.concurrency.products import TOLERANCE, Products
+from worker.concurrency.products import TOLERANCE, Products, work_of
 from worker.measure.rows import twin_of
 
 SEQUENTIAL = "sequential"
@@ -107,7 +107,8 @@ def _part(
             checked.runs("computed_whole", of, verify(ranks), assigned.spec.dtype, at)
             return sample
 
-        return Lane(name, checked_run, "compute", of, at)
+        work = work_of(assigned.size, assigned.spec.dtype, assigned.repeats * len(ranks))
+        return Lane(name, checked_run, "compute", of, at, work=work, ranks=tuple(ranks))
 
     all_of_them = {"devices": len(every)}
     lanes = [

@@ -22,6 +22,7 @@ from torchstone.parallel import Part as PartName
 from torchstone.results import Code, Figure, Result
 from worker.bench import Bench
 from worker.concurrency import copies, devices, schedule, streams
+from worker.concurrency.ceilings import against_ceilings
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane
 from worker.concurrency.pace import Cost, Fit, Pace, Probe, fit, share_s
@@ -184,6 +185,7 @@ class Experiment:
                 if lane.timing == "copy":
                     self._rate("copy_rate", lane, record, part.at, moved, "bytes", method="bytes read + written")
             self._overlaps(part, record)
+        self.result.figures += against_ceilings(part, record, assigned, self.bench.ceilings)
 
     def _overlaps(self, part: Part, record: Record) -> None:
         seed, figures = self.spec.seed, self.result.figures

@@ -102,6 +102,15 @@ def test_on_cpu_devices_overlap_is_null_with_a_reason(small: Outcome) -> None:
     assert all(row.value is None and "host_copy_overlap" in str(row.reason) for row in rows)
 
 
+def test_all_but_the_schedule_are_set_against_the_ceilings_of_which_there_are_none_here(small: Outcome) -> None:
+    found = {(f.name, f.of): f for f in small.result.figures if f.name in ("roofline", "memory_fraction")}
+    timed = {t.of for t in small.result.timings if t.name != "noise" and not t.of.startswith(("by_", "in_order"))}
+    assert {of for _, of in found} == timed and ("memory_fraction", "shared_memory") in found
+    assert all(f.value is None and "no hardware report" in str(f.reason) for f in found.values())
+    rate = figure(small.result, "compute_rate", "concurrent").value
+    assert extra(found["roofline", "concurrent"])["flop_per_s"] == pytest.approx(rate)
+
+
 def test_the_timeline_keeps_what_must_wait_apart(small: Outcome) -> None:
     spans = small.result.spans
     assert {s.at["part"] for s in spans} == {"concurrency", "overlap", "schedule"}
