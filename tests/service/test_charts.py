@@ -158,6 +158,16 @@ def test_sizes_that_double_and_times_that_span_decades_are_drawn_on_logarithmic_
     assert "type" not in charts._describe(accuracy)["layer"][0]["encoding"]["x"]["scale"]
 
 
+def test_rates_are_told_in_thousands_and_counts_of_devices_as_whole_numbers() -> None:
+    rates = curve("concurrent", list[float | None]([21e9, 39e9]), "compute_rate", x_name="devices", y_name="FLOP/s")
+    chart = charts.find(job(Result(curves=[rates])), "compute_rate")
+    assert chart is not None
+    words = words_of(charts.draw(chart, "svg")).split(" | ")
+    assert "Compute rate by devices" in words and "FLOP/s" in words
+    assert "40G" in words or "35G" in words
+    assert [word for word in words if word in ("1", "2", "1.5")] == ["1", "2"]
+
+
 def test_nothing_is_loaded_before_the_first_picture() -> None:
     code = "import service.app, sys; sys.exit(bool({'altair', 'vl_convert'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

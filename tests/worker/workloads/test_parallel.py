@@ -14,6 +14,7 @@ import pytest
 
 from tests.worker.fresh import Outcome, call_fresh, run_fresh
 from torchstone import render
+from torchstone.ceilings import Ceilings
 from torchstone.parallel import ParallelSpec
 from torchstone.results import Figure, Result
 from torchstone.specs import parse_spec
@@ -94,6 +95,55 @@ def test_figures_recompute_from_the_samples(small: Outcome) -> None:
     assert (hidden.value is None) != (hidden.reason is None)
     assert hidden.value in (None, min(1.0, extra(hidden)["raw"]))
     assert extra(hidden)["bound_s"] == pytest.approx(max(compute_s, copy_s))
+
+
+def test_one_and_two_devices_are_a_curve(small: Outcome) -> None:
+    curves = {curve.name: curve for curve in small.result.curves}
+    assert {(c.of, c.x_name, *c.x) for c in curves.values()} == {("concurrent", "devices", 1.0, 2.0)}
+    one, both = curves["speedup"].y
+    efficiency = figure(small.result, "scaling_efficiency", "concurrent").value
+    assert one == 1 and efficiency is not None and both == pytest.approx(2 * efficiency)
+    alone = [f.value for f in small.result.figures if (f.name, f.of) == ("compute_rate", "alone")]
+    together = figure(small.result, "compute_rate", "concurrent").value
+    assert curves["compute_rate"].y == pytest.approx([max(rate for rate in alone if rate), together])
+
+
+def _with_ceilings(spec: dict[str, Any], folder: Path) -> str:
+    """On three devices that share this machine's cores, and a host whose every rate is known to be one a second."""
+    parsed = parse_spec(spec)
+    assert isinstance(parsed, ParallelSpec)
+    bench = Bench.local(folder, devices=parsed.devices.count)
+    rows: list[dict[str, Any]] = []
+    for cores in range(1, 1 + len(os.sched_getaffinity(0))):
+        gemm = {"cores": cores, "dtype": parsed.dtype, "device_type": "cpu"}
+        rows.append({"of": "gemm", "name": "gemm", "at": gemm, "unit": "FLOP/s"})
+        rows.append({"of": "memory", "name": "stream_triad", "at": {"cores": cores}, "unit": "B/s"})
+    document = {"ceilings": [{**row, "value": 1.0, "job": "j", "grade": "valid"} for row in rows]}
+    bench.ceilings = Ceilings(document)
+    return parallel.run(parsed, bench).to_json()
+
+
+def test_of_three_devices_two_at_once_are_measured_too_and_set_against_the_ceilings(tmp_path: Path) -> None:
+    spec = {**SMALL, "devices": {"count": 3}, "parts": ["concurrency"], "budget_s": 1.5}
+    result = Result.model_validate_json(call_fresh(_with_ceilings, spec, tmp_path))
+    timed = [(t.of, t.at["devices"]) for t in result.timings if t.of in ("alone", "concurrent")]
+    assert timed == [("alone", 1)] * 3 + [("concurrent", 2), ("concurrent", 3)]
+    best_s = min(t.median for t in result.timings if t.of == "alone" and t.median)
+    seconds = {t.at["devices"]: t.median for t in result.timings if t.of == "concurrent" and t.median}
+    by_name = {curve.name: curve for curve in result.curves}
+    assert by_name["speedup"].x == [1, 2, 3]
+    assert by_name["speedup"].y == pytest.approx([1, *(count * best_s / seconds[count] for count in (2, 3))])
+    flop = 2 * SMALL["size"] ** 3 * SMALL["repeats"]
+    assert by_name["compute_rate"].y[1:] == pytest.approx([count * flop / seconds[count] for count in (2, 3)])
+    efficiencies = {f.at["devices"]: f.value for f in result.figures if f.name == "scaling_efficiency"}
+    assert efficiencies == {count: pytest.approx(best_s / seconds[count]) for count in (2, 3)}
+    ranks = {count: {s.at["rank"] for s in result.spans if s.at["devices"] == count} for count in (2, 3)}
+    assert ranks == {2: {0, 1}, 3: {0, 1, 2}}
+    checked = {c.at["devices"]: c.passed for c in result.checks if (c.name, c.of) == ("computed_whole", "concurrent")}
+    assert checked == {2: True, 3: True}
+    points = [f for f in result.figures if f.name == "roofline"]
+    assert len(points) == 3 + 1 + 2 + 1 and all(f.value is not None and f.value > 0 for f in points)
+    assert all(extra(f)["ceiling_flop_per_s"] == 1.0 for f in points)
 
 
 def test_on_cpu_devices_overlap_is_null_with_a_reason(small: Outcome) -> None:
