@@ -10,7 +10,7 @@
     schedule.py   the part `schedule`; step.py, backend.py, cuda_step.py  its training step, and who schedules it
     part.py       what parts are told and what they check
     report.py     rows of a Result;  ceilings.py  fractions of what the host was measured to reach
-    reproduce.py  the job as a plain script
+    reproduce.py, reproduce_cpu.py  the job as a plain script
 
 `perf_counter` is one clock for all processes of a machine (CLOCK_MONOTONIC on Linux), so their readings can be laid on
 one timeline.

@@ -19,6 +19,7 @@ from torchstone.parallel import ParallelSpec
 from torchstone.results import Figure, Result
 from torchstone.specs import parse_spec
 from worker.bench import Bench, LeasedDevice
+from worker.concurrency.reproduce import reproduction
 from worker.workloads import parallel
 
 pytestmark = pytest.mark.slow
@@ -201,18 +202,68 @@ def test_overlap_and_streams_run_on_one_device(tmp_path: Path) -> None:
     assert {t.at["work"] for t in result.timings if t.of == "fork"} == {"small", "large"}
 
 
-def test_reproduce_runs_by_itself(small: Outcome, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(small.kept["reproduce.py"])],
+def run_script(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(script)],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
+
+
+def test_reproduce_runs_by_itself(small: Outcome, tmp_path: Path) -> None:
+    done = run_script(small.kept["reproduce.py"], tmp_path)
     assert done.returncode == 0, done.stderr
-    for way in ("device 1 alone", "one after another", "all at once", "copy while computing"):
-        assert any(line.startswith(way) and line.endswith(" s") for line in done.stdout.splitlines()), done.stdout
+    told = {line[:24].rstrip(): line[24:].split() for line in done.stdout.splitlines()}
+    assert all(float(seconds) > 0 and unit == "s" for seconds, unit in told.values())
+    assert list(told) == [
+        *("device 0 alone", "device 1 alone", "one after another", "all at once"),
+        *("compute, then copy", "copy while computing"),
+        *(f"{work}, {way}" for work in ("small", "large") for way in ("one stream", "threads", "fork")),
+        *("step, in order", "step, by hand", "step, by the backend"),
+    ]
+    assert "torchstone" not in small.kept["reproduce.py"].read_text().replace("a Torchstone job", "")
+
+
+def reproduced(tmp_path: Path, devices: int, *was_and_is: tuple[str, str], **spec: Any) -> Any:
+    """Run the script of a job with a few words changed."""
+    parsed = parse_spec({**SMALL, "devices": {"count": devices}, **spec})
+    assert isinstance(parsed, ParallelSpec)
+    text = reproduction(parsed, 1, devices, is_cuda=False)
+    for was, now in was_and_is:
+        assert text.count(was) == 1
+        text = text.replace(was, now)
+    (script := tmp_path / "changed.py").write_text(text)
+    return run_script(script, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("devices", "parts", "ways"),
+    [(1, ["overlap"], ["compute", "copy"]), (3, ["concurrency"], ["device"] * 3 + ["2 at once", "one", "all"])],
+)
+def test_reproduce_has_the_parts_that_were_asked_for(
+    devices: int, parts: list[str], ways: list[str], tmp_path: Path
+) -> None:
+    done = reproduced(tmp_path, devices, parts=parts, dtype="float64")
+    assert done.returncode == 0 and not done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(ways) and all(line.startswith(way) for line, way in zip(lines, ways, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("part", "was", "now", "said"),
+    [
+        ("schedule", "for up in ups if word", "for up in () if word", "a device has other weights"),
+        ("streams", "list(pool.map(", "(pool.map(", "a result was read before it was there"),
+    ],
+)
+def test_reproduce_fails_where_a_result_is_read_too_early(
+    part: str, was: str, now: str, said: str, tmp_path: Path
+) -> None:
+    done = reproduced(tmp_path, 2, (was, now), parts=[part], size=512)
+    assert done.returncode != 0 and said in done.stderr
 
 
 def _on_gpu(spec: dict[str, Any], folder: Path) -> str:
