@@ -31,6 +31,7 @@ _INK, _FAINT, _GRID = "#1b1f24", "#59636e", "#e4e8ec"
 _MOST_POINTS = 1000
 _LOGARITHMIC_FROM = 20
 _MOST_MARKED = 60
+_MOST_TICKS = 8
 _WIDE = 30
 _WIDTH, _HEIGHT = 620, 340
 _rendering = threading.Lock()
@@ -123,7 +124,8 @@ def _describe(chart: Chart) -> dict[str, Any]:
     y = alt.Y("y:Q").title("seconds" if is_time else _axis_title(chart.y_name)).scale(zero=False)
     if is_time and _is_wide(rows):
         y = y.scale(type="log", nice=True)
-    y = y.axis(format="~%" if chart.y_name == "accuracy" else "~s" if is_time else "~g", tickCount=6)
+    in_thousands = is_time or chart.y_name.endswith("/s")
+    y = y.axis(format="~%" if chart.y_name == "accuracy" else "~s" if in_thousands else "~g", tickCount=6)
     if chart.x_name.endswith("_bytes"):  # from one cache's size to memory's: equal factors, equal distances
         x = x.axis(grid=False, format="~s", labelFlush=False)
         x, y = (_by_factors(axis, [row[key] for row in rows]) for axis, key in ((x, "x"), (y, "y")))
@@ -131,8 +133,11 @@ def _describe(chart: Chart) -> dict[str, Any]:
         x = x.scale(type="log", base=2, nice=False).axis(grid=False, format="~g", labelFlush=False)
     else:
         ticks: dict[str, Any] = {"format": "d", "tickMinStep": 1} if is_whole else {}
+        xs = sorted({row["x"] for row in rows})
+        if is_whole and len(xs) <= _MOST_TICKS:  # else there are ticks between them, which "d" rounds to the next one
+            ticks["values"] = xs
         x = x.scale(nice=False, zero=chart.x_name in _TIMES)
-        x = x.axis(grid=False, tickCount=8, labelFlush=False, **ticks)
+        x = x.axis(grid=False, tickCount=_MOST_TICKS, labelFlush=False, **ticks)
     colour = alt.Color("of:N").title(None).scale(domain=labels, range=colours)
     layers = []
     for label, width in zip(labels, _widths(chart.curves, marked), strict=True):

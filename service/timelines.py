@@ -4,7 +4,8 @@
     picture(spans, colours, 620)
 
 A row is named by the span's contestant (`of`) and by what of its point (`at`) differs between the spans; a colour is
-the span's name (compute, copy). What a row does at the same time as another stands below it.
+the span's name (compute, copy), a shade of one where there are more names than colours. What a row does at the same
+time as another stands below it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ Json = Mapping[str, Any]
 _MOST_SPANS = 2000
 _ROW_HEIGHT = 30
 _BAR_HEIGHT = 18
+_MOST_SHADES = 4
+_LIGHTEST = 0.6
+"""The share of white in the last shade of a colour."""
 
 
 def rows_of(spans: Sequence[Json]) -> list[str]:
@@ -49,7 +53,7 @@ def picture(spans: Sequence[Json], colours: Sequence[str], width: int) -> Any:
     ]
     shown = [name.replace("_", " ") for name in names]
     colour = alt.Color("name:N").title(None)
-    colour = colour.scale(domain=shown, range=[colours[i % len(colours)] for i in range(len(shown))])
+    colour = colour.scale(domain=shown, range=colours_of(names, colours))
     return (
         alt.Chart(alt.InlineData(values=bars))
         .mark_bar(height=_BAR_HEIGHT, stroke="white", strokeWidth=0.75)
@@ -61,6 +65,34 @@ def picture(spans: Sequence[Json], colours: Sequence[str], width: int) -> Any:
         )
         .properties(width=width, height=_ROW_HEIGHT * len(rows))
     )
+
+
+def colours_of(names: Sequence[str], colours: Sequence[str]) -> list[str]:
+    """A colour for each name, no two alike. Where there are more names than colours, those that differ in a number at
+    their end (push 1, push 2) are shades of one; where that gives too many shades of one, any names share a colour."""
+    if len(names) <= len(colours):
+        return list(colours[: len(names)])
+    kinds = [name.rstrip("0123456789 _") or name for name in names]
+    slots = _slots(kinds, len(colours))
+    if max(map(slots.count, slots)) > _MOST_SHADES:
+        slots = _slots(names, len(colours))
+    found = []
+    for index, slot in enumerate(slots):
+        place, shades = slots[:index].count(slot), slots.count(slot)
+        found.append(_lighter(colours[slot], _LIGHTEST * place / max(shades - 1, 1)))
+    return found
+
+
+def _slots(kinds: Sequence[str], count: int) -> list[int]:
+    """Which of `count` colours each is given: equal kinds the same one."""
+    order = list(dict.fromkeys(kinds))
+    return [order.index(kind) % count for kind in kinds]
+
+
+def _lighter(colour: str, share: float) -> str:
+    """Mixed with so much white."""
+    parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(part + share * (255 - part)):02X}" for part in parts)
 
 
 def _labels(spans: Sequence[Json]) -> list[str]:

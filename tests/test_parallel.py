@@ -40,7 +40,15 @@ def test_two_devices_at_once_over_http(tmp_path: Path) -> None:
         assert all(check["passed"] for check in result["checks"])
         assert {a["name"] for a in result["artifacts"]} == {"reproduce.py", "samples.npz"}
         charts = httpx.get(f"{up.url}/v1/jobs/{job['id']}/charts").json()["items"]
-        assert [c["name"] for c in charts] == ["timeline_concurrency", "timeline_overlap", "timeline_schedule"]
+        assert [c["name"] for c in charts] == [
+            "compute_rate",
+            "speedup",
+            "timeline_concurrency",
+            "timeline_overlap",
+            "timeline_schedule",
+        ]
+        rate = httpx.get(f"{up.url}/v1/jobs/{job['id']}/charts/compute_rate.svg")
+        assert rate.status_code == 200 and "Compute rate by devices" in rate.text
         table = httpx.get(f"{up.url}/v1/jobs/{job['id']}/result.txt").text
         for words in ("concurrent", "host_copy_overlap", "by_hand", "first start", "cpu:0, cpu:1"):
             assert words in table

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import colorsys
+import itertools
+import math
 import struct
 import subprocess
 import sys
@@ -14,7 +17,7 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
-from service import charts
+from service import charts, timelines
 from service.app import create_app
 from tests.torchstone.store_samples import claim, submit, up
 from torchstone.jobs import State
@@ -141,6 +144,51 @@ def test_spans_are_a_timeline_for_each_part() -> None:
     assert whole.name == "timeline"
 
 
+STEP = ["forward", "backward 2", "push 2", "backward 1", "push 1", "update 2", "update 1", "pull 2", "pull 1"]
+STEP += ["reduce 2", "reduce 1", "backward", "update"]
+"""What a training step by hand and one by a backend are made of."""
+
+
+def seen(colour: str) -> tuple[float, float, float]:
+    """A colour's CIELAB coordinates: equal distances look about equally far apart."""
+    linear = [(c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for c in _rgb(colour)]
+    rows = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    white = (0.9505, 1.0, 1.089)
+    xyz = [sum(m * c for m, c in zip(row, linear, strict=True)) / w for row, w in zip(rows, white, strict=True)]
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def _rgb(colour: str) -> list[float]:
+    return [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+
+
+@pytest.mark.parametrize("names", [STEP, STEP[:8], [f"kernel {i}" for i in range(16)], list("abcdefghijklmnopqrst")])
+def test_the_names_of_a_timeline_are_told_apart_by_their_colours(names: list[str]) -> None:
+    found = timelines.colours_of(names, charts._COLOURS)
+    distances = [math.dist(seen(a), seen(b)) for a, b in itertools.combinations(found, 2)]
+    assert len(found) == len(names) and min(distances) > 8, "2 is just noticeable side by side"
+    assert min(math.dist(seen(colour), seen("#FFFFFF")) for colour in found) > 20
+    if len(names) <= len(charts._COLOURS):
+        assert found == [*charts._COLOURS][: len(names)]
+
+
+def test_any_number_of_names_has_as_many_colours_and_numbered_ones_are_shades() -> None:
+    for count in (9, 40, 100):
+        assert len(set(timelines.colours_of([f"op {i}" for i in range(count)], charts._COLOURS))) == count
+    by_name = dict(zip(STEP, timelines.colours_of(STEP, charts._COLOURS), strict=True))
+
+    def hue(name: str) -> float:
+        return colorsys.rgb_to_hsv(*_rgb(by_name[name]))[0]
+
+    for one, two in (("push 1", "push 2"), ("pull 1", "pull 2"), ("update 1", "update")):
+        assert hue(one) == pytest.approx(hue(two), abs=0.02)
+    spans = [Span(name=name, of="by_hand", start_s=i, end_s=i + 1) for i, name in enumerate(STEP)]
+    (chart,) = charts.charts_of(job(Result(spans=spans)))
+    bars = charts.draw(chart, "svg").decode()
+    assert all(colour.lower() in bars.lower() for colour in by_name.values())
+
+
 def test_a_timeline_too_long_for_a_picture_says_what_it_leaves_out() -> None:
     spans = [Span(name="step", of="x", start_s=i, end_s=i + 0.5) for i in range(2500)]
     (chart,) = charts.charts_of(job(Result(spans=spans)))
@@ -156,6 +204,16 @@ def test_sizes_that_double_and_times_that_span_decades_are_drawn_on_logarithmic_
     accuracy = charts.find(job(trained()), "accuracy")
     assert accuracy is not None
     assert "type" not in charts._describe(accuracy)["layer"][0]["encoding"]["x"]["scale"]
+
+
+def test_rates_are_told_in_thousands_and_counts_of_devices_as_whole_numbers() -> None:
+    rates = curve("concurrent", list[float | None]([21e9, 39e9]), "compute_rate", x_name="devices", y_name="FLOP/s")
+    chart = charts.find(job(Result(curves=[rates])), "compute_rate")
+    assert chart is not None
+    words = words_of(charts.draw(chart, "svg")).split(" | ")
+    assert "Compute rate by devices" in words and "FLOP/s" in words
+    assert "40G" in words or "35G" in words
+    assert [word for word in words if word in ("1", "2", "1.5")] == ["1", "2"]
 
 
 def test_nothing_is_loaded_before_the_first_picture() -> None:

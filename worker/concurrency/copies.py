@@ -20,7 +20,8 @@ from typing import Any
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane, Piece, Sample
 from worker.concurrency.part import Assigned, Checked, Part
-from worker.concurrency.products import TOLERANCE, Products, buffers, matrix, verified
+from worker.concurrency.products import TOLERANCE, Products, buffers, matrix, verified, work_of
+from worker.measure.roofline import Work
 from worker.measure.rows import twin_of
 
 SERIAL = "serial"
@@ -143,12 +144,13 @@ def on_cpu(crew: Crew, assigned: Assigned, checked: Checked, copier: type[Copier
         checked.runs("computed_whole", of, [crew.ask("maker", "verify")], spec.dtype, {})
 
     again = twin_of(SERIAL)
+    work = _work_of(assigned)
     lanes = [
-        Lane("compute", compute, "compute", "products"),
-        Lane("copy", copy, "copy", "shared_memory"),
-        Lane(SERIAL, partial(serial, SERIAL), "both", SERIAL),
-        Lane(again, partial(serial, again), "both", again),
-        Lane("overlapped", overlapped, "both", "overlapped"),
+        Lane("compute", compute, "compute", "products", work=work["compute"]),
+        Lane("copy", copy, "copy", "shared_memory", work=work["copy"], ranks=(other,)),
+        Lane(SERIAL, partial(serial, SERIAL), "both", SERIAL, work=work["both"]),
+        Lane(again, partial(serial, again), "both", again, work=work["both"]),
+        Lane("overlapped", overlapped, "both", "overlapped", work=work["both"]),
     ]
     part = Part("overlap", {}, lanes, SERIAL, [("overlapped", SERIAL)], checked)
     if set(assigned.devices[0].cores) == set(assigned.devices[other].cores):
@@ -163,7 +165,7 @@ def on_cuda(crew: Crew, assigned: Assigned, checked: Checked, direction: str) ->
     """Everything on the first GPU; see `worker.concurrency.cuda.GpuCopies`."""
     from worker.concurrency.cuda import GpuCopies
 
-    spec, at = assigned.spec, {"direction": direction}
+    spec, at, work = assigned.spec, {"direction": direction}, _work_of(assigned)
     name = f"gpu {direction}"
     make = partial(GpuCopies, assigned.size, assigned.repeats, spec.dtype, spec.seed, direction)
     crew.start(name, make, assigned.devices[0].cores, len(assigned.devices[0].cores))
@@ -177,7 +179,7 @@ def on_cuda(crew: Crew, assigned: Assigned, checked: Checked, direction: str) ->
             pieces = [Piece(kind, start, end) for kind, start, end in told["spans"]]
             return Sample(told["seconds"], pieces)
 
-        return Lane(key, run, timing, of, at)
+        return Lane(key, run, timing, of, at, work=work[timing])
 
     again = twin_of(SERIAL)
     lanes = [lane("compute", "compute", "products", SERIAL)]
@@ -188,6 +190,13 @@ def on_cuda(crew: Crew, assigned: Assigned, checked: Checked, direction: str) ->
 
 
 Spans = list[list[float]]
+
+
+def _work_of(assigned: Assigned) -> dict[str, Work]:
+    """By what a lane times."""
+    count = assigned.repeats
+    each = {"compute": (count, 0), "copy": (0, count), "both": (count, count)}
+    return {timing: work_of(assigned.size, assigned.spec.dtype, *counts) for timing, counts in each.items()}
 
 
 def _sample(begun_s: float, spans: dict[str, Spans]) -> Sample:

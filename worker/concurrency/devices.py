@@ -1,7 +1,8 @@
-"""The part `concurrency`: run(x) on each device alone, on one after another, and on all at once.
+"""The part `concurrency`: run(x) on each device alone, on one after another, on all at once, and on 2, 3, ... at once.
 
     part = on_cpu(crew, assigned, checked)
-    [lane.name for lane in part.lanes]     # alone/0, alone/1, sequential, sequential_again, concurrent, two_streams
+    [lane.name for lane in part.lanes]     # alone/0, alone/1, sequential, sequential_again, concurrent, two_streams;
+                                           # with a third device also alone/2 and concurrent/2
     record = race(part.lanes, ...)
     efficiency = best alone / concurrent   # each device has the same work whether alone or not
 
@@ -19,7 +20,7 @@ from typing import Any
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane, Piece, Sample
 from worker.concurrency.part import Assigned, Checked, Part
-from worker.concurrency.products import TOLERANCE, Products
+from worker.concurrency.products import TOLERANCE, Products, work_of
 from worker.measure.rows import twin_of
 
 SEQUENTIAL = "sequential"
@@ -107,7 +108,8 @@ def _part(
             checked.runs("computed_whole", of, verify(ranks), assigned.spec.dtype, at)
             return sample
 
-        return Lane(name, checked_run, "compute", of, at)
+        work = work_of(assigned.size, assigned.spec.dtype, assigned.repeats * len(ranks))
+        return Lane(name, checked_run, "compute", of, at, work=work, ranks=tuple(ranks))
 
     all_of_them = {"devices": len(every)}
     lanes = [
@@ -116,6 +118,9 @@ def _part(
     ]
     for name in (SEQUENTIAL, twin_of(SEQUENTIAL)):
         lanes.append(lane(name, name, every, partial(order, every, False), all_of_them))
+    for count in range(2, len(every)):  # on the way to all of them: what is seen as a curve
+        some = every[:count]
+        lanes.append(lane(f"concurrent/{count}", "concurrent", some, partial(order, some, True), {"devices": count}))
     lanes.append(lane("concurrent", "concurrent", every, partial(order, every, True), all_of_them))
     lanes.append(lane("two_streams", "two_streams", [0], two_streams, {"devices": 1, "rank": 0}))
     pairs = [("concurrent", SEQUENTIAL), ("two_streams", "alone/0")]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.measure.roofline import Work
 from worker.measure.stopwatch import FLAT, SETTLE_BELOW_S
 
 _LONGEST_WARM_UP = 20
@@ -48,6 +49,10 @@ class Lane:
     of: str
     at: dict[str, Any] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    work: Work | None = None
+    """What a run takes; None where floating-point operations and bytes are not what it is about."""
+    ranks: tuple[int, ...] = (0,)
+    """The devices that do that work."""
 
     def ask(self, request: str, /, **arguments: Any) -> Any:
         """What the race asks: `first_call`, `warm_up`, `turn`."""

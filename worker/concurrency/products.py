@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from worker.measure.roofline import Work
+
 ROWS_CHECKED = 8
 TOLERANCE = {"float32": 1e-4, "float64": 1e-10}
 """Largest difference to the expected results, which are about normally distributed: kernels may sum in another order
@@ -92,6 +94,12 @@ def buffers(target: mmap.mmap | None, repeats: int, size: int, dtype: torch.dtyp
     if target is None:
         return torch.empty(repeats, size, size, dtype=dtype)
     return torch.frombuffer(target, dtype=dtype, count=repeats * size * size).view(repeats, size, size)
+
+
+def work_of(size: int, dtype: str, products: int, copies: int = 0) -> Work:
+    """Of products, each of which reads two matrices and writes one, and of copies, which read one and write one."""
+    matrix_bytes = size**2 * getattr(torch, dtype).itemsize
+    return Work(2 * size**3 * products, (3 * products + 2 * copies) * matrix_bytes)
 
 
 def against_float64(x: Tensor, product: Tensor) -> dict[str, float]:

@@ -1,11 +1,11 @@
-"""From races to the rows of a Result: timings, comparisons, timelines, and the two figures that sum them up.
+"""From races to the rows of a Result: timings, comparisons, timelines, and what sums an overlap up.
 
     judged = judge(part, record, plan)            # codes, noise floor; rows go into the result
     told = overlap(record, "compute", "copy", "overlapped", seed=0)   # {"value": 0.9, "bound": "compute", ...}
     known(told)                                    # value null, with a reason, where it would say nothing
 
 overlap: eta = (t_compute + t_copy - t_both) / min(t_compute, t_copy), at most 1; of medians, with the interval of a
-bootstrap over rounds. scaling_efficiency: the best device alone over all at once, since each has the same work in both.
+bootstrap over rounds.
 """
 
 from __future__ import annotations
@@ -125,23 +125,6 @@ def _floor(part: Part, record: Record, against: str, noise_floor: float) -> floa
     interval = statistics.median_interval(samples)
     own = 0.0 if interval is None else (interval[1] - interval[0]) / (2 * float(np.median(samples)))
     return max(noise_floor, own)
-
-
-def efficiency(record: Record, plan: Plan, devices: int) -> Figure:
-    """All at once against the best device alone: 1 where none disturbs another."""
-    alone = {name: samples for name, samples in record.seconds.items() if name.startswith("alone/")}
-    best = min(alone, key=lambda name: float(np.median(alone[name])))
-    ratio = _ratio(record, plan, "concurrent", best)
-    told = {
-        "name": "scaling_efficiency",
-        "of": "concurrent",
-        "at": {"devices": devices},
-        "value": ratio.ratio,
-        "unit": "1",
-        "ci95": statistics.finite(ratio.interval),
-        "method": f"T1/Tn of medians, each device with the same work; T1 is rank {best.partition('/')[2]} alone",
-    }
-    return Figure.model_validate(told)
 
 
 def overlap(record: Record, compute: str, copy: str, both: str, seed: int) -> dict[str, Any]:

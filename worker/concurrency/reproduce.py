@@ -1,5 +1,6 @@
-"""`reproduce.py` of a `parallel` job: a plain torch script without Torchstone that repeats run(x) and the copies,
-which is of `concurrency` and of `overlap`; `streams` and `schedule` are not in it.
+"""`reproduce.py` of a `parallel` job: a plain torch script without Torchstone that repeats its parts.
+
+On CPU devices it has all parts that the job asked for, on GPUs run(x) and the copies: `concurrency` and `overlap`.
 
     Path("reproduce.py").write_text(reproduction(spec, threads=1, devices=2, is_cuda=False))
 
@@ -9,12 +10,21 @@ It takes the median of a few rounds where the job raced them, and checks every r
 from __future__ import annotations
 
 from torchstone.parallel import ParallelSpec
+from worker.concurrency import reproduce_cpu
+from worker.concurrency.products import TOLERANCE
 
-_HEAD = '''"""{title}: what two parts of a Torchstone job of kind "parallel" measure, with torch alone.
+_ON_CPUS = """\
+The parts that the job asked for. concurrency: each device alone, one after another, all at once. overlap: copies after
+computing and beside it. streams: small and large products, one at a time and several. schedule: a training step in
+order, by hand, and by DistributedDataParallel. It has no two_streams, and no products or copies alone."""
+_ON_GPUS = """\
+It covers concurrency (each device alone, one after another, all at once) and overlap (copies after computing and beside
+it), but not streams and schedule, nor lanes that the two parts have beside these."""
 
-It covers `concurrency` (each device alone, one after another, all at once) and `overlap` (copies after computing and
-beside it), in five rounds in fixed order, without intervals. It does not cover `streams` and `schedule`, nor
-lanes that the two parts have beside these.
+_HEAD = '''"""{title}: what a Torchstone job of kind "parallel" measures, with torch alone.
+
+{covered}
+Each way is run in five rounds in fixed order, without intervals; every result is checked.
 
 python reproduce.py [repeats]
 """
@@ -29,106 +39,20 @@ import time
 import torch
 
 SIZE, REPEATS, DTYPE, SEED = {size}, int(sys.argv[1]) if len(sys.argv) > 1 else {repeats}, torch.{dtype}, {seed}
-DEVICES, THREADS, ROUNDS = {devices}, {threads}, 5
+DEVICES, THREADS, STREAMS, ROUNDS = {devices}, {threads}, {streams}, 5
+PARTS, ATOL = {parts}, {atol}
 
 
-def matrix(seed):
+def matrix(seed, size=SIZE):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(SIZE, SIZE, generator=generator, dtype=DTYPE) / SIZE**0.25
+    return torch.randn(size, size, generator=generator, dtype=DTYPE) / size**0.25
 
 
 def check(results, expected):
     for result in results:
-        assert float((result - expected).abs().max()) <= 1e-4, "a result was read before it was there"
+        assert float((result - expected).abs().max()) <= ATOL, "a result was read before it was there"
     results.fill_(torch.nan)
 
-'''
-
-_CPU = '''
-import multiprocessing as mp
-
-
-def device(rank, cores, pipe, shared, heard):
-    """One CPU device: products into memory that the copying process sees; a byte for each that is done."""
-    os.sched_setaffinity(0, cores)
-    torch.set_num_threads(THREADS)
-    x, expected, local = matrix(SEED + rank), None, torch.empty_like(shared)
-    expected = x @ x
-    while (order := pipe.recv()) is not None:
-        if order == "run":
-            for i in range(REPEATS):
-                torch.mm(x, x, out=shared[i])
-                heard.release()
-        elif order in ("copy", "receive"):
-            for i in range(REPEATS):
-                heard.acquire()
-                local[i].copy_(shared[i])
-        end = time.perf_counter()
-        if order == "run":
-            pass
-        elif order == "check":
-            check(shared, expected)
-        elif order in ("copy", "receive"):
-            own = matrix(SEED)
-            check(local, own @ own)
-        pipe.send(end)
-
-
-def main():
-    context = mp.get_context("spawn")
-    cores = sorted(os.sched_getaffinity(0))
-    groups = [set(cores[rank::DEVICES]) or set(cores) for rank in range(DEVICES)]
-    shared = [torch.full((REPEATS, SIZE, SIZE), torch.nan, dtype=DTYPE).share_memory_() for _ in groups]
-    heard, pipes, processes = [context.Semaphore(0) for _ in groups], [], []
-
-    def start(rank, group, of):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=device, args=(rank, group, theirs, shared[of], heard[of]), daemon=True)
-        process.start()
-        pipes.append(ours)
-        processes.append(process)
-
-    for rank, group in enumerate(groups):
-        start(rank, group, rank)
-    start(0, groups[min(1, DEVICES - 1)], 0)  # copies what device 0 computes
-    copier = DEVICES
-
-    def order(at_once, *orders):
-        begun, ends = time.perf_counter(), []
-        if at_once:
-            for who, what in orders:
-                pipes[who].send(what)
-        for who, what in orders:
-            if not at_once:
-                pipes[who].send(what)
-            ends.append(pipes[who].recv())
-        return max(ends) - begun
-
-    every = [(rank, "run") for rank in range(DEVICES)]
-    ways = {f"device {rank} alone": (True, [(rank, "run")]) for rank in range(DEVICES)}
-    ways["one after another"] = (False, every)
-    ways["all at once"] = (True, every)
-    ways["compute, then copy"] = (False, [(0, "run"), (copier, "receive")])
-    ways["copy while computing"] = (True, [(0, "run"), (copier, "receive")])
-    seconds = {name: [] for name in ways}
-    for _ in range(ROUNDS + 1):
-        for name, (at_once, orders) in ways.items():
-            seconds[name].append(order(at_once, *orders))
-            used = sorted({who for who, what in orders if what == "run"})
-            order(True, *[(who, "check") for who in used])
-            for who in used:
-                while heard[who].acquire(block=False):
-                    pass
-    for name in ways:
-        print(f"{name:24} {statistics.median(seconds[name][1:]):.4f} s")
-    for pipe in pipes:
-        pipe.send(None)
-    for process in processes:
-        process.join()
-
-
-if __name__ == "__main__":
-    main()
 '''
 
 _CUDA = """
@@ -213,5 +137,9 @@ def reproduction(spec: ParallelSpec, threads: int, devices: int, is_cuda: bool) 
         seed=spec.seed,
         devices=devices,
         threads=threads,
+        streams=spec.streams,
+        parts=[part.value for part in spec.parts],
+        atol=TOLERANCE[spec.dtype],
+        covered=_ON_GPUS if is_cuda else _ON_CPUS,
     )
-    return head + (_CUDA if is_cuda else _CPU)
+    return head + (_CUDA if is_cuda else reproduce_cpu.TEXT)

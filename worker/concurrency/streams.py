@@ -20,7 +20,7 @@ from torch import Tensor
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane, Sample
 from worker.concurrency.part import Assigned, Checked, Part
-from worker.concurrency.products import TOLERANCE, matrix, summed_up
+from worker.concurrency.products import TOLERANCE, matrix, summed_up, work_of
 from worker.contestants.torchscript import on_purpose
 from worker.measure.rows import twin_of
 from worker.measure.stopwatch import Stopwatch, nothing_to_wait_for
@@ -176,4 +176,4 @@ def _lane(crew: Crew, way: str, which: str, at: dict[str, Any], checked: Checked
         checked.runs("computed_whole", way, [crew.ask(way, "verify", key=which)], dtype, at)
         return Sample(seconds, [])
 
-    return Lane(way, run, "compute", way, at)
+    return Lane(way, run, "compute", way, at, work=work_of(at["size"], dtype, at["products"]))

@@ -22,12 +22,14 @@ from torchstone.parallel import Part as PartName
 from torchstone.results import Code, Figure, Result
 from worker.bench import Bench
 from worker.concurrency import copies, devices, schedule, streams
+from worker.concurrency.ceilings import against_ceilings
 from worker.concurrency.crew import Crew
 from worker.concurrency.lanes import Lane
 from worker.concurrency.pace import Cost, Fit, Pace, Probe, fit, share_s
 from worker.concurrency.part import Assigned, Checked, Part
-from worker.concurrency.report import efficiency, judge, key_of, known, overlap
+from worker.concurrency.report import judge, key_of, known, overlap
 from worker.concurrency.reproduce import reproduction
+from worker.concurrency.scaling import curves, efficiencies
 from worker.contestants import torchscript
 from worker.measure.archive import write_archive
 from worker.measure.environment import Load, frequency_mhz, host_facts
@@ -119,8 +121,8 @@ class Experiment:
     def _fit(self, name: str, share: float) -> Fit:
         count = len(self.bench.devices)
         costs = {
-            # alone on each, on one after another twice over, at once, in two streams
-            "concurrency": Cost(products=3 * count + 2, checks=count + 4),
+            # alone on each, on one after another twice over, on 2, 3, ... and all at once, in two streams
+            "concurrency": Cost(products=4 * count, checks=2 * count + 2),
             "overlap": Cost(products=5, copies=6, checks=11) if self.is_cuda else Cost(4, copies=5, checks=10),
             "streams": Cost(products=4 * streams.LARGE_COUNT, checks=4 * streams.LARGE_COUNT),
             "schedule": Cost(products=0.5),
@@ -173,7 +175,8 @@ class Experiment:
     def _figures(self, part: Part, assigned: Assigned) -> None:
         record, plan = self.races[key_of(part)]
         if part.name == "concurrency":
-            self.result.figures.append(efficiency(record, plan, len(assigned.devices)))
+            self.result.figures += efficiencies(part, record, plan)
+            self.result.curves += curves(part, record)
             for lane in part.lanes:
                 if lane.of in ("alone", "concurrent"):
                     flop = 2 * assigned.size**3 * assigned.repeats * lane.at["devices"]
@@ -184,6 +187,7 @@ class Experiment:
                 if lane.timing == "copy":
                     self._rate("copy_rate", lane, record, part.at, moved, "bytes", method="bytes read + written")
             self._overlaps(part, record)
+        self.result.figures += against_ceilings(part, record, assigned, self.bench.ceilings)
 
     def _overlaps(self, part: Part, record: Record) -> None:
         seed, figures = self.spec.seed, self.result.figures

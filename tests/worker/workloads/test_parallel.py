@@ -14,10 +14,12 @@ import pytest
 
 from tests.worker.fresh import Outcome, call_fresh, run_fresh
 from torchstone import render
+from torchstone.ceilings import Ceilings
 from torchstone.parallel import ParallelSpec
 from torchstone.results import Figure, Result
 from torchstone.specs import parse_spec
 from worker.bench import Bench, LeasedDevice
+from worker.concurrency.reproduce import reproduction
 from worker.workloads import parallel
 
 pytestmark = pytest.mark.slow
@@ -96,10 +98,68 @@ def test_figures_recompute_from_the_samples(small: Outcome) -> None:
     assert extra(hidden)["bound_s"] == pytest.approx(max(compute_s, copy_s))
 
 
+def test_one_and_two_devices_are_a_curve(small: Outcome) -> None:
+    curves = {curve.name: curve for curve in small.result.curves}
+    assert {(c.of, c.x_name, *c.x) for c in curves.values()} == {("concurrent", "devices", 1.0, 2.0)}
+    one, both = curves["speedup"].y
+    efficiency = figure(small.result, "scaling_efficiency", "concurrent").value
+    assert one == 1 and efficiency is not None and both == pytest.approx(2 * efficiency)
+    alone = [f.value for f in small.result.figures if (f.name, f.of) == ("compute_rate", "alone")]
+    together = figure(small.result, "compute_rate", "concurrent").value
+    assert curves["compute_rate"].y == pytest.approx([max(rate for rate in alone if rate), together])
+
+
+def _with_ceilings(spec: dict[str, Any], folder: Path) -> str:
+    """On three devices that share this machine's cores, and a host whose every rate is known to be one a second."""
+    parsed = parse_spec(spec)
+    assert isinstance(parsed, ParallelSpec)
+    bench = Bench.local(folder, devices=parsed.devices.count)
+    rows: list[dict[str, Any]] = []
+    for cores in range(1, 1 + len(os.sched_getaffinity(0))):
+        gemm = {"cores": cores, "dtype": parsed.dtype, "device_type": "cpu"}
+        rows.append({"of": "gemm", "name": "gemm", "at": gemm, "unit": "FLOP/s"})
+        rows.append({"of": "memory", "name": "stream_triad", "at": {"cores": cores}, "unit": "B/s"})
+    document = {"ceilings": [{**row, "value": 1.0, "job": "j", "grade": "valid"} for row in rows]}
+    bench.ceilings = Ceilings(document)
+    return parallel.run(parsed, bench).to_json()
+
+
+def test_of_three_devices_two_at_once_are_measured_too_and_set_against_the_ceilings(tmp_path: Path) -> None:
+    spec = {**SMALL, "devices": {"count": 3}, "parts": ["concurrency"], "budget_s": 1.5}
+    result = Result.model_validate_json(call_fresh(_with_ceilings, spec, tmp_path))
+    timed = [(t.of, t.at["devices"]) for t in result.timings if t.of in ("alone", "concurrent")]
+    assert timed == [("alone", 1)] * 3 + [("concurrent", 2), ("concurrent", 3)]
+    best_s = min(t.median for t in result.timings if t.of == "alone" and t.median)
+    seconds = {t.at["devices"]: t.median for t in result.timings if t.of == "concurrent" and t.median}
+    by_name = {curve.name: curve for curve in result.curves}
+    assert by_name["speedup"].x == [1, 2, 3]
+    assert by_name["speedup"].y == pytest.approx([1, *(count * best_s / seconds[count] for count in (2, 3))])
+    flop = 2 * SMALL["size"] ** 3 * SMALL["repeats"]
+    assert by_name["compute_rate"].y[1:] == pytest.approx([count * flop / seconds[count] for count in (2, 3)])
+    efficiencies = {f.at["devices"]: f.value for f in result.figures if f.name == "scaling_efficiency"}
+    assert efficiencies == {count: pytest.approx(best_s / seconds[count]) for count in (2, 3)}
+    ranks = {count: {s.at["rank"] for s in result.spans if s.at["devices"] == count} for count in (2, 3)}
+    assert ranks == {2: {0, 1}, 3: {0, 1, 2}}
+    checked = {c.at["devices"]: c.passed for c in result.checks if (c.name, c.of) == ("computed_whole", "concurrent")}
+    assert checked == {2: True, 3: True}
+    points = [f for f in result.figures if f.name == "roofline"]
+    assert len(points) == 3 + 1 + 2 + 1 and all(f.value is not None and f.value > 0 for f in points)
+    assert all(extra(f)["ceiling_flop_per_s"] == 1.0 for f in points)
+
+
 def test_on_cpu_devices_overlap_is_null_with_a_reason(small: Outcome) -> None:
     rows = [f for f in small.result.figures if f.name == "overlap"]
     assert {row.at["direction"] for row in rows} == {"device_to_host", "host_to_device"}
     assert all(row.value is None and "host_copy_overlap" in str(row.reason) for row in rows)
+
+
+def test_all_but_the_schedule_are_set_against_the_ceilings_of_which_there_are_none_here(small: Outcome) -> None:
+    found = {(f.name, f.of): f for f in small.result.figures if f.name in ("roofline", "memory_fraction")}
+    timed = {t.of for t in small.result.timings if t.name != "noise" and not t.of.startswith(("by_", "in_order"))}
+    assert {of for _, of in found} == timed and ("memory_fraction", "shared_memory") in found
+    assert all(f.value is None and "no hardware report" in str(f.reason) for f in found.values())
+    rate = figure(small.result, "compute_rate", "concurrent").value
+    assert extra(found["roofline", "concurrent"])["flop_per_s"] == pytest.approx(rate)
 
 
 def test_the_timeline_keeps_what_must_wait_apart(small: Outcome) -> None:
@@ -142,18 +202,68 @@ def test_overlap_and_streams_run_on_one_device(tmp_path: Path) -> None:
     assert {t.at["work"] for t in result.timings if t.of == "fork"} == {"small", "large"}
 
 
-def test_reproduce_runs_by_itself(small: Outcome, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(small.kept["reproduce.py"])],
+def run_script(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(script)],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
         env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )
+
+
+def test_reproduce_runs_by_itself(small: Outcome, tmp_path: Path) -> None:
+    done = run_script(small.kept["reproduce.py"], tmp_path)
     assert done.returncode == 0, done.stderr
-    for way in ("device 1 alone", "one after another", "all at once", "copy while computing"):
-        assert any(line.startswith(way) and line.endswith(" s") for line in done.stdout.splitlines()), done.stdout
+    told = {line[:24].rstrip(): line[24:].split() for line in done.stdout.splitlines()}
+    assert all(float(seconds) > 0 and unit == "s" for seconds, unit in told.values())
+    assert list(told) == [
+        *("device 0 alone", "device 1 alone", "one after another", "all at once"),
+        *("compute, then copy", "copy while computing"),
+        *(f"{work}, {way}" for work in ("small", "large") for way in ("one stream", "threads", "fork")),
+        *("step, in order", "step, by hand", "step, by the backend"),
+    ]
+    assert "torchstone" not in small.kept["reproduce.py"].read_text().replace("a Torchstone job", "")
+
+
+def reproduced(tmp_path: Path, devices: int, *was_and_is: tuple[str, str], **spec: Any) -> Any:
+    """Run the script of a job with a few words changed."""
+    parsed = parse_spec({**SMALL, "devices": {"count": devices}, **spec})
+    assert isinstance(parsed, ParallelSpec)
+    text = reproduction(parsed, 1, devices, is_cuda=False)
+    for was, now in was_and_is:
+        assert text.count(was) == 1
+        text = text.replace(was, now)
+    (script := tmp_path / "changed.py").write_text(text)
+    return run_script(script, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("devices", "parts", "ways"),
+    [(1, ["overlap"], ["compute", "copy"]), (3, ["concurrency"], ["device"] * 3 + ["2 at once", "one", "all"])],
+)
+def test_reproduce_has_the_parts_that_were_asked_for(
+    devices: int, parts: list[str], ways: list[str], tmp_path: Path
+) -> None:
+    done = reproduced(tmp_path, devices, parts=parts, dtype="float64")
+    assert done.returncode == 0 and not done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(ways) and all(line.startswith(way) for line, way in zip(lines, ways, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("part", "was", "now", "said"),
+    [
+        ("schedule", "for up in ups if word", "for up in () if word", "a device has other weights"),
+        ("streams", "list(pool.map(", "(pool.map(", "a result was read before it was there"),
+    ],
+)
+def test_reproduce_fails_where_a_result_is_read_too_early(
+    part: str, was: str, now: str, said: str, tmp_path: Path
+) -> None:
+    done = reproduced(tmp_path, 2, (was, now), parts=[part], size=512)
+    assert done.returncode != 0 and said in done.stderr
 
 
 def _on_gpu(spec: dict[str, Any], folder: Path) -> str:
