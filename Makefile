@@ -13,6 +13,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup up demo test lint gpu-check clean
 
+# Tests that measure nothing may run two at a time, the others not. LIVES start and break whole services.
+NO_TIMES := tests/torchstone tests/service
+LIVES := tests/faults tests/test_up.py tests/test_compose.py
 STAMP := .venv/.installed
 BIN := .venv/bin
 
@@ -53,9 +56,10 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: setup lint
-	$(BIN)/python -m pytest -n 2 -p tests.no_torch -m 'not slow' tests/torchstone tests/service
-	$(BIN)/python -m pytest -m 'not slow' --ignore tests/torchstone --ignore tests/service
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 -p tests.no_torch $(NO_TIMES)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIVES)
+	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore ,$(NO_TIMES) $(LIVES))
+	$(BIN)/python -m pytest -m slow $(addprefix --ignore ,$(NO_TIMES) $(LIVES))
 
 gpu-check: setup
 	@$(BIN)/python -m demo.gpu_check

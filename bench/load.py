@@ -154,8 +154,10 @@ async def post_all(
             writer.write(request)
             answered = await reader.readuntil(b"\r\n\r\n")
             length = _LENGTH.search(answered)
-            assert length and answered[9:10] == b"2", answered
-            heard(await reader.readexactly(int(length[1])))
+            assert length, answered
+            answer = await reader.readexactly(int(length[1]))
+            assert answered[9:10] == b"2", answer
+            heard(answer)
             latencies.took_s.append(time.perf_counter() - begin_s)
         writer.close()
 

@@ -34,7 +34,9 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
 SIZES_BYTES = (1 << 10, 1 << 15, 1 << 18, 1 << 20, 1 << 24, 1 << 26)
 _ITEM_BYTES = 4
 _WITHIN_S = 30.0
-_RUN_S = 10e-3
+_RUN_S = 20e-3
+_SETTLE_BELOW_S = 20e-3
+"""Where one takes less, one that is not timed goes before each block: the ranks have slept since the last."""
 _MOST_PARTS = 3
 """A size that would take so many times its share of the time is left out."""
 _PERIOD = 251
@@ -95,9 +97,16 @@ def _measure(bench: ProbeBench, report: ProbeReport, gang: list[Contestant], bac
                 wrong += sum(ask_all([(one, asked) for one in gang]))
                 checked += 1
 
-            def time_block(count: int, operation: str = operation, size: int = size) -> float:
-                asked = ("time", {"operation": operation, "total_bytes": size, "count": count})
-                return float(max(ask_all([(one, asked) for one in gang])))
+            one_s = [0.0]
+
+            def time_block(
+                count: int, operation: str = operation, size: int = size, one_s: list[float] = one_s
+            ) -> float:
+                asked = {"operation": operation, "total_bytes": size, "count": count}
+                asked["settle"] = one_s[0] < _SETTLE_BELOW_S
+                block_s = float(max(ask_all([(one, ("time", asked)) for one in gang])))
+                one_s[0] = block_s / count
+                return block_s
 
             check()
             count, took = time_runs(time_block, run_s=_RUN_S, budget_s=part_s, first_count=1)
@@ -187,13 +196,18 @@ class Rank:
         sent.zero_()
         return wrong
 
-    def time(self, operation: str, total_bytes: int, count: int) -> float:
-        """Seconds of `count` of them back to back: from when every rank was ready until this one's device was done."""
+    def time(self, operation: str, total_bytes: int, count: int, settle: bool) -> float:
+        """Seconds of `count` of them back to back: from when every rank was ready until this one's device was done.
+
+        `settle`: after one that is not timed.
+        """
         import torch
         import torch.distributed as dist
 
         sent, received = self._buffers_for(operation, total_bytes)
         wait = torch.cuda.synchronize if self._backend == "nccl" else int
+        if settle:
+            self._run(operation, sent, received)
         dist.barrier()
         wait()
         begun_s = time.perf_counter()
