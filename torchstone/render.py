@@ -14,15 +14,17 @@ from typing import Any
 
 from torchstone.columns import aligned
 from torchstone.matching import agrees, is_about, is_of, point_in_words, point_keys, same_place, value_at
+from torchstone.pieces import WIDEST, Notes, cell, indent, section
 from torchstone.quantities import Scale, error, measure, number, quantity, scale
 from torchstone.tidy import csv
 
 __all__ = ["csv", "text"]
 
 Json = Mapping[str, Any]
-_MOST_ROWS = 40
+_MOST_SPANS = 12
 _MOST_FIGURES = 200
 _MOST_COLUMNS = 10
+_ALIKE = 3
 _MOST_LETTERS = 160
 _NOT_MEASURED = {"kind", "name", "labels", "devices", "isolation", "priority", "timeout_s", "start_within_s"}
 """Of a spec, what says how the job is run and not what is measured; or stands in the head already."""
@@ -38,7 +40,7 @@ def text(job: Json) -> str:
         _checks(result),
         _figures(result),
         _curves(result),
-        _spans(result),
+        _spans(job, result),
         *_tables(result),
         _skipped(result),
         _quality(result),
@@ -72,7 +74,7 @@ def _spec(spec: Json) -> str:
     facts = []
     for key, value in spec.items():
         if key not in _NOT_MEASURED and value not in (None, False, [], {}):
-            told = "true" if value is True else _cell(value)
+            told = "true" if value is True else cell(value)
             facts.append(f"{key} {told if len(told) <= _MOST_LETTERS else told[:_MOST_LETTERS] + ' ...'}")
     return ", ".join(facts)
 
@@ -117,15 +119,31 @@ def _found(host: Json, key: str) -> Any:
 
 
 def _timings(result: Json) -> Iterator[list[str]]:
-    """A table for every timing name; speed-ups and checks stand in the rows that they are about."""
-    timings = result.get("timings") or []
-    for name, unit in dict.fromkeys((row["name"], row.get("unit", "s")) for row in timings):
-        rows = [row for row in timings if row["name"] == name and row.get("unit", "s") == unit]
-        yield [name, *_indent(aligned(*_timing_table(rows, result, unit)))]
+    """A table for every timing name; speed-ups and checks stand in the rows that they are about.
+
+    Where timings tell their part (`at["part"]`), a name has a table in each part, and those of a part stand together,
+    unless that would leave hardly a row to each: then the name has one table, at the end.
+    """
+    by_name: dict[tuple[str, str], list[Json]] = {}
+    by_part: dict[tuple[str, str, str], list[Json]] = {}
+    for row in result.get("timings") or []:
+        kind = (row["name"], row.get("unit", "s"))
+        by_name.setdefault(kind, []).append(row)
+        by_part.setdefault((value_at(row, "part"), *kind), []).append(row)
+    parts = {kind: len({value_at(row, "part") for row in rows}) for kind, rows in by_name.items()}
+    whole = {kind for kind, rows in by_name.items() if parts[kind] > 1 and len(rows) < 2 * parts[kind]}
+    for part in dict.fromkeys(part for part, *_ in by_part):
+        for (own, name, unit), rows in by_part.items():
+            if own == part and (name, unit) not in whole:
+                yield _timing_table(f"{part}: {name}" if part else name, rows, result, unit, {"part"})
+    for name, unit in by_name:
+        if (name, unit) in whole:
+            yield _timing_table(name, by_name[name, unit], result, unit, set())
 
 
-def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[str], list[list[str]]]:
-    points = point_keys(rows)
+def _timing_table(title: str, rows: Sequence[Json], result: Json, unit: str, in_title: set[str]) -> list[str]:
+    points = [key for key in point_keys(rows) if key not in in_title]
+    notes = Notes()
     common = scale([row.get("median") for row in rows], unit)
     blocks = any(row.get("calls_per_sample", 1) > 1 for row in rows)
     header = ["of", *points, "n x calls" if blocks else "n", f"median {common.unit}", "p10 .. p90", "iqr", "ci95"]
@@ -146,20 +164,20 @@ def _timing_table(rows: Sequence[Json], result: Json, unit: str) -> tuple[list[s
                 _span(row.get("ci95"), common),
                 quantity(row["build_cold_s"], "s") if row.get("build_cold_s") is not None else "",
                 quantity(row.get("first_call_s"), "s"),
-                *_speedup(comparison, is_baseline),
+                *_speedup(comparison, is_baseline, notes),
                 _check_of(row, result),
             ]
         )
-    return header, body
+    return section(title, header, body, most=len(body), notes=notes)
 
 
-def _speedup(comparison: Json | None, is_baseline: bool) -> list[str]:
+def _speedup(comparison: Json | None, is_baseline: bool, notes: Notes) -> list[str]:
     if comparison is None:
         return ["", "", "baseline" if is_baseline else ""]
     ratio = comparison.get("speedup")
     verdict = str(comparison["verdict"])
     if comparison.get("reason"):
-        verdict += f" ({comparison['reason']})"
+        verdict = notes.mark(verdict, str(comparison["reason"]))
     low_high = comparison.get("ci95")
     interval = f"{low_high[0]:.3f} .. {low_high[1]:.3f}" if low_high and None not in low_high else "-"
     return [f"{ratio:.3f}x" if ratio is not None else "-", interval, verdict]
@@ -182,15 +200,15 @@ def _check_of(row: Json, result: Json) -> str:
 def _comparisons(result: Json) -> list[str]:
     """Those that stand in no row above: another pair's, or a second one for the same row."""
     timings = result.get("timings") or []
-    rest = []
+    rest, notes = [], Notes()
     seen: list[tuple[Any, ...]] = []
     for comparison in result.get("comparisons") or []:
         place = (comparison["name"], comparison["of"], comparison.get("at"))
         if place in seen or not any(is_of(comparison, row) for row in timings):
             rest.append([comparison["name"], comparison["of"], comparison["against"], point_in_words(comparison)])
-            rest[-1] += _speedup(comparison, False)
+            rest[-1] += _speedup(comparison, False, notes)
         seen.append(place)
-    return _section("comparisons", ["name", "of", "against", "at", "speed-up", "ci95", "verdict"], rest)
+    return section("comparisons", ["name", "of", "against", "at", "speed-up", "ci95", "verdict"], rest, notes=notes)
 
 
 def _checks(result: Json) -> list[str]:
@@ -217,7 +235,7 @@ def _checks(result: Json) -> list[str]:
         for group, checks in groups.items()
     ]
     header = ["name", "of", "against", "at", "", "abs error", "rel error", "rtol / atol", "NaNs", "detail"]
-    return _section("checks", header, rows)
+    return section("checks", header, rows)
 
 
 def _points_of(checks: Sequence[Json]) -> str:
@@ -245,7 +263,7 @@ def _figures(result: Json) -> list[str]:
         found.setdefault((row["name"], point_in_words(row)), {})[row["of"]] = row
     filled = sum(map(len, found.values()))
     if len(columns) > _MOST_COLUMNS or filled < len(figures) or 3 * filled < len(columns) * len(found):
-        return _section("figures", *_one_by_one(figures), most=_MOST_FIGURES)
+        return _one_by_one(figures)
     names = list(dict.fromkeys(row["name"] for row in figures))
     rows = []
     for (name, point), by_column in sorted(found.items(), key=lambda cell: names.index(cell[0][0])):
@@ -257,19 +275,32 @@ def _figures(result: Json) -> list[str]:
         rows.append([name, point, *(_figure(by_column.get(column)) for column in columns), "; ".join(notes)])
         if any(row.get("ci95") for row in by_column.values()):
             rows.append(["  95 % interval", "", *(_interval(by_column.get(column)) for column in columns)])
-    return _section("figures", ["name", "at", *columns, "note"], rows)
+    return section("figures", ["name", "at", *columns, "note"], rows)
 
 
-def _one_by_one(figures: Sequence[Json]) -> tuple[list[str], list[list[str]]]:
-    """A row a figure, with what it was computed from; columns that nothing fills are left out by `aligned`."""
+def _one_by_one(figures: Sequence[Json]) -> list[str]:
+    """A row a figure, with what it was computed from; columns that nothing fills are left out by `aligned`.
+
+    Those of one name that are null for one reason are one row.
+    """
     header = ["name", "of", "at", "value", "95 % interval", "bytes", "FLOP", "count", "seconds", "note"]
-    rows = []
+    rows, notes = [], Notes()
+    unknown: dict[tuple[str, str], list[Json]] = {}
     for row in figures:
+        if row.get("value") is None and row.get("reason"):
+            unknown.setdefault((row["name"], row["reason"]), []).append(row)
+    for row in figures:
+        alike = unknown.get((row["name"], row.get("reason") or ""), [row])
+        if len(alike) >= _ALIKE:
+            if row is alike[0]:
+                of = f"{row['of']} and {len(alike) - 1} more"
+                rows.append([row["name"], of, *[""] * 7, notes.cell(row["reason"])])
+            continue
         rows.append([row["name"], row["of"], point_in_words(row), _figure(row), _interval(row)])
         rows[-1] += [f"{row[key]:,}" if row.get(key) is not None else "" for key in ("bytes", "flop", "count")]
         rows[-1] += [quantity(row["seconds"], "s") if row.get("seconds") is not None else ""]
-        rows[-1] += [row.get("reason") or row.get("method") or ""]
-    return header, rows
+        rows[-1] += [notes.cell(row.get("reason") or row.get("method") or "")]
+    return section("figures", header, rows, most=_MOST_FIGURES, notes=notes)
 
 
 def _figure(row: Json | None) -> str:
@@ -289,12 +320,13 @@ def _curves(result: Json) -> list[str]:
     rows = []
     for curve in result.get("curves") or []:
         y = curve["y"]
-        ends = [number(y[0]), number(y[-1])] if y else ["", ""]
+        unit = curve["y_name"] if curve["y_name"].endswith("/s") else "1"
+        ends = [quantity(y[0], unit), quantity(y[-1], unit)] if y else ["", ""]
         rows.append([curve["name"], curve["of"], point_in_words(curve), f"{len(y)} by {curve['x_name']}", *ends])
-    return _section("curves", ["name", "of", "at", "points", "first", "last"], rows)
+    return section("curves", ["name", "of", "at", "points", "first", "last"], rows)
 
 
-def _spans(result: Json) -> list[str]:
+def _spans(job: Json, result: Json) -> list[str]:
     """A row for each kind of span: from the first one's start to the last one's end, and how much of that is work."""
     groups: dict[tuple[str, str, str], list[Json]] = {}
     for span in result.get("spans") or []:
@@ -312,18 +344,19 @@ def _spans(result: Json) -> list[str]:
         for kind, spans in groups.items()
     ]
     header = ["name", "of", "at", "n", f"first start {unit.unit}", f"last end {unit.unit}", f"busy {unit.unit}"]
-    return _section("spans", header, rows)
+    rest = f"see result.csv, and as pictures /v1/jobs/{job['id']}/charts"
+    return section("spans", header, rows, most=_MOST_SPANS, rest=rest)
 
 
 def _tables(result: Json) -> Iterator[list[str]]:
     for table in result.get("tables") or []:
-        rows = [[_cell(value) for value in row] for row in table["rows"]]
-        yield _section(table["name"], list(table["columns"]), rows)
+        rows = [[cell(value) for value in row] for row in table["rows"]]
+        yield section(table["name"], list(table["columns"]), rows)
 
 
 def _skipped(result: Json) -> list[str]:
     rows = [[row["of"], row.get("status", "skipped"), row["reason"]] for row in result.get("skipped") or []]
-    return ["not measured", *_indent(aligned([], rows))] if rows else []
+    return ["not measured", *indent(aligned([], rows))] if rows else []
 
 
 def _quality(result: Json) -> list[str]:
@@ -333,7 +366,7 @@ def _quality(result: Json) -> list[str]:
     floor = result.get("noise_floor")
     grade = f"quality: {quality['grade']}" + (f", noise floor {100 * floor:.2f} %" if floor is not None else "")
     rows = [[code["code"], code["severity"], _evidence(code.get("evidence") or {})] for code in quality["codes"]]
-    return [grade, *_indent(aligned([], rows))]
+    return [grade, *indent(aligned([], rows, most=WIDEST))]
 
 
 def _artifacts(result: Json) -> list[str]:
@@ -341,22 +374,10 @@ def _artifacts(result: Json) -> list[str]:
         [item["name"], f"{item['bytes']:,}", item["media_type"], item["sha256"][:16]]
         for item in result.get("artifacts") or []
     ]
-    return _section("artifacts", ["name", "bytes", "media type", "sha256 (begins)"], rows)
+    return section("artifacts", ["name", "bytes", "media type", "sha256 (begins)"], rows)
 
 
 # -- pieces -----------------------------------------------------------------------------------------------------
-
-
-def _section(title: str, header: list[str], rows: list[list[str]], most: int = _MOST_ROWS) -> list[str]:
-    """A titled table, cut where it would be too long for a reader; nothing without rows."""
-    if not rows:
-        return []
-    more = [f"  ... and {len(rows) - most} more: see result.csv"] if len(rows) > most else []
-    return [title, *_indent(aligned(header, rows[:most])), *more]
-
-
-def _indent(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}".rstrip() for line in lines]
 
 
 def _span(pair: Sequence[float | None] | None, unit: Scale) -> str:
@@ -366,16 +387,7 @@ def _span(pair: Sequence[float | None] | None, unit: Scale) -> str:
 
 
 def _evidence(evidence: Json) -> str:
-    return ", ".join(f"{key} {_cell(value)}" for key, value in evidence.items() if value not in ({}, [], ""))
-
-
-def _cell(value: Any) -> str:
-    """Any JSON value in few words."""
-    if value is None or isinstance(value, (int, float)):
-        return number(value)
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={_cell(item)}" for key, item in value.items())
-    return " ".join(map(_cell, value)) if isinstance(value, (list, tuple)) else str(value)
+    return ", ".join(f"{key} {cell(value)}" for key, value in evidence.items() if value not in ({}, [], ""))
 
 
 def _plain(line: str) -> str:

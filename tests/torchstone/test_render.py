@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.torchstone.sample_jobs import full_result, job, timing
+from tests.torchstone.sample_jobs import ID, full_result, job, timing
 from torchstone import render
 from torchstone.columns import aligned
 from torchstone.jobs import State
 from torchstone.quantities import error, number, quantity, scale
-from torchstone.results import Check, Code, Comparison, Figure, Quality, Result
+from torchstone.results import Check, Code, Comparison, Figure, Quality, Result, Span
 
 
 def row_of(text: str, *words: str) -> str:
@@ -166,6 +166,68 @@ def test_passed_checks_of_one_kind_mark_the_timing_that_they_agree_with() -> Non
     assert row_of(text, "fsdp", "240").endswith("FAILED")
     assert "steps=3, what=loss|weights  passed" in row_of(text, "equal_to_single", "ddp")
     assert len(re.findall(r"equal_to_single +fsdp .*(FAILED|passed)", text)) == 2
+
+
+def of_parts() -> Result:
+    """Two parts whose contestants share the timings' names, and one note that many rows need."""
+    timings, comparisons = [], []
+    for part, names in (("concurrency", ("alone", "sequential")), ("overlap", ("products", "maker")), ("steps", ())):
+        for of in names:
+            at = {"part": part, "devices": 1} if part == "concurrency" else {"part": part}
+            timings.append(timing(of, 1e-3).model_copy(update={"name": "compute", "at": at}))
+        update = {"name": "noise", "at": {"part": part}}
+        timings.append(timing(f"{part}_again", 1e-3).model_copy(update=update))
+    for of in ("alone", "sequential"):
+        comparisons.append(
+            Comparison(
+                name="compute",
+                of=of,
+                against="none",
+                at={"part": "concurrency", "devices": 1},
+                speedup=1.5,
+                ci95=None,
+                noise_floor=None,
+                verdict="inconclusive",
+                reason=WHY,
+            )
+        )
+    figures = [Figure(name="roofline", of=f"way{i}", value=None, unit="1", reason=WHY) for i in range(12)]
+    figures.append(Figure(name="rate", of="way1", value=2.0, unit="1", method="of medians"))
+    codes = [Code(code="note", severity="info", evidence={"text": "many words " * 20})]
+    spans = [Span(name=f"push {i}", of="x", start_s=i, end_s=i + 1) for i in range(30)]
+    return Result(timings=timings, comparisons=comparisons, figures=figures, quality=Quality(codes=codes), spans=spans)
+
+
+WHY = "this host has no hardware report, and nothing is known of what it could reach at best"
+
+
+def test_each_part_has_tables_of_its_own_where_that_leaves_rows_to_them() -> None:
+    text = render.text(job(result=of_parts()))
+    titles = [line for line in text.splitlines() if line and not line.startswith(" ")][1:]
+    assert titles[:3] == ["concurrency: compute", "overlap: compute", "noise"]
+    first, second, noise = (section.splitlines() for section in text.split("\n\n")[1:4])
+    assert "devices" in first[1] and "part" not in first[1]
+    assert "devices" not in second[1] and "part" not in second[1]
+    assert "part" in noise[1] and len(noise) == 3 + 3
+
+
+def test_a_long_reason_stands_once_below_its_table() -> None:
+    text = render.text(job(result=of_parts()))
+    compute, figures = (next(s for s in text.split("\n\n") if s.startswith(t)) for t in ("concurrency", "figures"))
+    for section, rows in ((compute, 2), (figures, 1)):
+        assert section.count("[1]") == rows + 1 and section.count(WHY) == 1
+    assert re.search(r"roofline +way0 and 11 more +\[1\]", figures), "null for one reason is one row"
+    assert row_of(figures, "rate", "way1").endswith("of medians"), "a short one stays in its row"
+
+
+def test_long_notes_are_folded_and_long_timelines_cut() -> None:
+    text = render.text(job(result=of_parts()))
+    assert " ".join(text.split()).count("many words") == 20
+    assert max(map(len, text.splitlines())) <= 125
+    spans = next(s for s in text.split("\n\n") if s.startswith("spans")).splitlines()
+    assert len(spans) == 3 + 12 + 1
+    assert spans[-1] == f"  ... and 18 more: see result.csv, and as pictures /v1/jobs/{ID}/charts"
+    assert len(render.csv(job(result=of_parts())).split("push")) == 1 + 2 * 30
 
 
 def test_a_failed_job_says_why_and_shows_what_was_measured() -> None:

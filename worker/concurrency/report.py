@@ -68,12 +68,13 @@ def judge(result: Result, part: Part, record: Record, plan: Plan) -> Judged:
         elif verdict == "faster" and of in part.cannot_win:
             verdict, reason = "inconclusive", part.cannot_win[of]
         lane = by_name[of]
+        at = {"part": part.name, **lane.at}
         result.comparisons.append(
             Comparison(
                 name="noise" if of == twin else lane.timing,
                 of=lane.of,
                 against=by_name[against].of,
-                at=lane.at,
+                at=at,
                 speedup=ratio.ratio,
                 ci95=statistics.finite(ratio.interval),
                 p10_speedup=ratio.p10_ratio,
@@ -187,7 +188,7 @@ def _timing(lane: Lane, part: Part, record: Record, name: str) -> Timing:
     return Timing(
         name=name,
         of=lane.of,
-        at=lane.at,
+        at={"part": part.name, **lane.at},
         **statistics.summarise(record.seconds[lane.name]),
         first_call_s=record.first_call_s[lane.name],
         samples=f"samples.npz#{lane.name}/{key_of(part)}",

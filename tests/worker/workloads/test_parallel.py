@@ -184,6 +184,18 @@ def test_the_table_has_all_of_it(small: Outcome) -> None:
     text = render.text({"kind": "parallel", "id": "x", "state": "succeeded", "spec": SMALL, "result": result})
     for words in ("scaling_efficiency", "host_copy_overlap", "by_backend", "quality:", "first start", "has no engine"):
         assert words in text, words
+    titles = [line for line in text.splitlines() if line and not line.startswith(" ")]
+    assert titles[1:6] == [
+        "concurrency: compute",
+        "overlap: compute",
+        "overlap: copy",
+        "overlap: both",
+        "streams: compute",
+    ]
+    sections = {section.partition("\n")[0]: section for section in text.split("\n\n")}
+    assert "FLOP/s" in sections["curves"] and "2 by devices" in sections["curves"]
+    assert "work" not in sections["concurrency: compute"] and "rank" not in sections["streams: compute"]
+    assert all(f"{part:11}" in sections["noise"] for part in ("concurrency", "overlap", "streams", "schedule"))
 
 
 def test_a_short_budget_cuts_repeats_and_says_so(tmp_path: Path) -> None:
