@@ -51,6 +51,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 
 step "torchstone up, on a free port, in a scratch folder"
+: >"$scratch/up.log"
 "$bin/torchstone" up --port 0 --data "$scratch/data" >"$scratch/up.log" 2>&1 &
 up_pid=$!
 deadline=$((SECONDS + 90))
