@@ -4,11 +4,13 @@ Feed.write(setting)                       # once a job: loads the data set and l
 feed = Feed(setting, rank)                # ... that every rank maps: in memory once, whatever the ranks
 for indices in feed.epoch(1):             # the global batches of an epoch, the same on every rank
     x, y = feed.train(indices)            # of the share that a rank takes of them
+feed.on(rank=1)                           # where one process has several devices: the same on another of them
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +33,8 @@ class Feed:
         x, y, x_test, y_test = (_mapped(_path(setting, part)).to(self.device) for part in _PARTS)
         self.x, self.y, self.x_test, self.y_test = x, y, x_test, y_test
         self.change: data.Augmentation | None = None
+        self.others: list[Feed] = []
+        """Of this process, on other devices."""
 
     @staticmethod
     def write(setting: Setting) -> None:
@@ -38,6 +42,18 @@ class Feed:
         loaded = data.load(setting.spec, setting.data_folders)
         for part in _PARTS:
             np.save(_path(setting, part), getattr(loaded, part).numpy())
+
+    def on(self, rank: int) -> Feed:
+        """The same data on the device of another rank of this process; it follows the epochs that this one begins."""
+        device = device_of(self.setting, rank)
+        if device == self.device:
+            return self
+        other = copy(self)
+        other.device, other.others = device, []
+        for part in _PARTS:
+            setattr(other, part, getattr(self, part).to(device))
+        self.others.append(other)
+        return other
 
     @property
     def samples(self) -> int:
@@ -53,7 +69,9 @@ class Feed:
         spec, batch_size = self.setting.spec, self.setting.batch_size
         order = data.epoch_order(self.samples, number - 1, spec.seed, spec.shuffle)
         if spec.augment is not None:
-            self.change = data.Augmentation(spec.augment, self.samples, number - 1, spec.seed)
+            change = data.Augmentation(spec.augment, self.samples, number - 1, spec.seed)
+            for feed in (self, *self.others):
+                feed.change = change
         drop_last = spec.drop_last and batch_size <= self.samples
         return [order[part] for part in data.batches(self.samples, batch_size, drop_last)]
 

@@ -23,7 +23,7 @@ from worker.parallel.setting import Setting
 
 def device_of(setting: Setting, rank: int) -> torch.device:
     """Where this rank's tensors live."""
-    return torch.device("cuda", rank) if setting.is_cuda else torch.device("cpu")
+    return torch.device("cpu") if setting.is_cpu else torch.device(setting.kind, rank)
 
 
 def plain(setting: Setting, rank: int = 0) -> nn.Module:
@@ -37,7 +37,7 @@ def trainable(setting: Setting, rank: int, group: Group) -> nn.Module:
     spec = setting.spec
     if setting.is_channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if not setting.is_cuda:
+        if setting.is_cpu:
             use_faster_layers(module)
     if spec.batch_norm == "synchronized" and group.world_size > 1 and setting.splits_batch:
         _replace(module, nn.modules.batchnorm._BatchNorm, lambda part: SynchronizedBatchNorm(part, group))
@@ -58,7 +58,7 @@ def precision(setting: Setting) -> AbstractContextManager[Any]:
     """The number format of the spec for what is computed under it."""
     if setting.spec.dtype == "float32":
         return nullcontext()
-    return torch.autocast("cuda" if setting.is_cuda else "cpu", torch.bfloat16)
+    return torch.autocast(setting.kind, torch.bfloat16)
 
 
 def _replace(module: nn.Module, kind: type[nn.Module], make: Any) -> None:

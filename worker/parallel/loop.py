@@ -172,14 +172,16 @@ class Trainer:
 
     def _has_diverged(self, shares: list[list[Share]]) -> bool:
         """Whether any rank's loss is no number: all ranks come to the same answer, or one would wait for the rest."""
-        total = torch.stack([loss for row in shares for loss, n in row]).sum().reshape(1)
+        total = torch.stack([loss.to(self.feed.device) for row in shares for loss, n in row]).sum().reshape(1)
         self.life.loss = float(total)
         bad = (~torch.isfinite(total)).float()
         return bool(self.group.allreduce(bad) > 0)
 
     def _peak_bytes(self) -> list[int]:
-        if self.setting.is_cuda:
-            return [torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count())]
+        """Of each device of this rank."""
+        if not self.setting.is_cpu:
+            ours = range(self.setting.world_size) if self.setting.strategy in ONE_PROCESS else (self.rank,)
+            return [torch.accelerator.max_memory_allocated(device) for device in ours]
         return [max(0, _resident_bytes("VmHWM") - self.base_bytes)]
 
 

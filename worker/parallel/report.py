@@ -234,7 +234,7 @@ def _figures(result: Result, run: Run) -> None:
     if run.bytes_per_step is not None:
         tell("bytes_per_step", run.bytes_per_step, "B", method="sent by one rank to sum gradients")
     for rank, peak_bytes in enumerate(run.peak_bytes):
-        method = "device memory" if run.setting.is_cuda else "resident, beyond what was there when the rank started"
+        method = "resident, beyond what was there when the rank started" if run.setting.is_cpu else "device memory"
         tell("peak_bytes", peak_bytes, "B", {"rank": rank}, method=method)
     tell("diverged", float(run.diverged), "1")
     tell("samples_seen", sum(epoch.samples for epoch in epochs), "samples")
@@ -265,7 +265,7 @@ def _samples_per_epoch(run: Run) -> int:
 def _split(result: Result, run: Run) -> None:
     """Where a step's time went: means over the steps, so that they add up to the mean step."""
     names = {"input_s": "input", "compute_s": "compute", "communicate_s": "communication", "wait_s": "wait"}
-    reason = "a GPU runs behind the clock that these are read from" if run.setting.is_cuda else None
+    reason = None if run.setting.is_cpu else "a GPU runs behind the clock that these are read from"
     if run.name == "fsdp":
         reason = "torch gathers weights and reduces gradients within forward and backward"
     if reason:

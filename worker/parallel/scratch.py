@@ -57,7 +57,7 @@ class Scratch:
         groups = ThreadGroup.of(setting.world_size)
         # One after the other: their initial weights come from the one default generator.
         self.replicas = [
-            thread.submit(Single, setting, feed, rank, groups[rank]).result()
+            thread.submit(Single, setting, feed.on(rank), rank, groups[rank]).result()
             for rank, thread in enumerate(self.threads)
         ]
         self.is_random = has_dropout(self.replicas[0].module)

@@ -41,8 +41,18 @@ class Setting:
         return len(self.devices)
 
     @property
+    def kind(self) -> str:
+        """torch's name for the type of the devices: all are of one."""
+        return self.devices[0].type
+
+    @property
     def is_cuda(self) -> bool:
-        return self.devices[0].type == "cuda"
+        return self.kind == "cuda"
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether an operation is done when it returns; else the devices run behind, and must be waited for."""
+        return self.kind == "cpu"
 
     @property
     def splits_batch(self) -> bool:
@@ -56,7 +66,7 @@ class Setting:
         Unless told, on CPUs: measured there, LeNet and ResNet-18 train 1.2 to 1.4 times as fast. FSDP2 takes no weights
         in that layout, and the reference is the plain model.
         """
-        wanted = not self.is_cuda if self.spec.channels_last is None else self.spec.channels_last
+        wanted = self.is_cpu if self.spec.channels_last is None else self.spec.channels_last
         return wanted and self.strategy not in ("fsdp", "reference")
 
     @property

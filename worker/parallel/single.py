@@ -63,8 +63,8 @@ class Single:
 
     def settle(self) -> None:
         """Wait until the device has done what it was given."""
-        if self.setting.is_cuda:
-            torch.cuda.synchronize(self.device)
+        if not self.setting.is_cpu:
+            torch.accelerator.synchronize(self.device)
 
     def prepare(self) -> None:
         """What a strategy does to `module` before the first step."""
