@@ -51,6 +51,7 @@ def picture(spans: Sequence[Json], colours: Sequence[str], width: int) -> Any:
         }
         for span, label in zip(spans, labels, strict=True)
     ]
+    bars.sort(key=lambda bar: bar["start"] - bar["end"])  # the longest first: what is within it is drawn over it
     shown = [name.replace("_", " ") for name in names]
     colour = alt.Color("name:N").title(None)
     colour = colour.scale(domain=shown, range=colours_of(names, colours))

@@ -173,6 +173,16 @@ def test_the_names_of_a_timeline_are_told_apart_by_their_colours(names: list[str
         assert found == [*charts._COLOURS][: len(names)]
 
 
+def test_what_happens_within_a_longer_span_is_drawn_over_it() -> None:
+    spans = [
+        Span(name="reduce", of="x", start_s=0.2, end_s=0.3),
+        Span(name="backward", of="x", start_s=0.0, end_s=1.0),
+    ]
+    (chart,) = charts.charts_of(job(Result(spans=spans)))
+    (bars,) = charts._describe_timeline(chart)["datasets"].values()
+    assert [bar["name"] for bar in bars] == ["backward", "reduce"]
+
+
 def test_any_number_of_names_has_as_many_colours_and_numbered_ones_are_shades() -> None:
     for count in (9, 40, 100):
         assert len(set(timelines.colours_of([f"op {i}" for i in range(count)], charts._COLOURS))) == count
