@@ -27,7 +27,7 @@ from worker.measure import statistics
 from worker.measure.contestant import ContestantFailed
 from worker.measure.statistics import ALPHA, FIRST_LOOK, Samples
 
-BLOCK_S = 4e-3
+BLOCK_S = 2e-3
 SETTLE_S = 2e-3
 """Untimed calls at the start of a turn: with 0.5 ms the MLP was still 2 to 6 % slower than in a loop of its own."""
 SWITCH_S = 0.2e-3
@@ -148,7 +148,7 @@ class _Race:
             self.call_s[lane.name] = warm["call_s"]
 
     def _choose_blocks(self) -> None:
-        """Calls per turn: as many as fill 4 ms, fewer where the budget would not hold 30 rounds of that."""
+        """Calls per turn: as many as fill 2 ms, fewer where the budget would not hold 30 rounds of that."""
         names = [lane.name for lane in self.lanes]
         share_s = max(0.0, max(self.left_s, 0.0) / FIRST_LOOK / max(len(names), 1) - SWITCH_S)
         block_s = min(BLOCK_S, max(share_s - SETTLE_S, share_s / 2))
