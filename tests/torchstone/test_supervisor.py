@@ -91,7 +91,8 @@ def test_a_signal_stops_everything_in_seconds_with_nothing_left(tmp_path: Path, 
         assert process.wait(10) == 0
         assert mark.processes() == []
     lines = output(tmp_path).splitlines()
-    assert lines[:3] == ["a          | a is up", "b          | b is up", "torchstone | all ready"]
+    # Each part's lines come through a pipe of its own: in which order, among the parts', nobody promises.
+    assert sorted(lines[:3]) == ["a          | a is up", "b          | b is up", "torchstone | all ready"]
     assert lines[3:] == [f"torchstone | stopping ({number.name})"]
 
 
