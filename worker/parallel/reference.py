@@ -29,7 +29,14 @@ from worker.parallel.equality import PER_STEP, Found, gradients_apart
 from worker.parallel.feed import Feed
 from worker.parallel.optimizers import make_optimizer, set_learning_rate
 from worker.parallel.setting import Course, Setting, stream_seed
-from worker.parallel.shards import accumulated, has_batch_norm, has_dropout, split_batch, without_dropout
+from worker.parallel.shards import (
+    accumulated,
+    default_generator,
+    has_batch_norm,
+    has_dropout,
+    split_batch,
+    without_dropout,
+)
 from worker.parallel.tensor import pairs
 
 How = Literal["shards", "whole", "parts", "rounds"]
@@ -120,7 +127,8 @@ class Reference:
         _disturb(module, disturbance)
         optimizer = make_optimizer(spec.optimizer, module.parameters())
         arrays = {f"initial/{name}": _array(value) for name, value in module.state_dict().items()}
-        streams = [_Stream(module, stream_seed(spec.seed, rank)) for rank in range(setting.world_size)]
+        device = forms.device_of(setting, 0)
+        streams = [_Stream(module, stream_seed(spec.seed, rank), device) for rank in range(setting.world_size)]
         losses = []
         with without_dropout([module], not dropout):
             for step, batch in enumerate(self.feed.first_batches(steps, self.course)):
@@ -179,19 +187,19 @@ class Reference:
 class _Stream(AbstractContextManager["_Stream"]):
     """A rank's random numbers and BatchNorm statistics: put into the model on the way in, kept on the way out."""
 
-    def __init__(self, module: nn.Module, seed: int) -> None:
-        self.module = module
-        self.state = torch.Generator().manual_seed(seed).get_state()
+    def __init__(self, module: nn.Module, seed: int, device: torch.device) -> None:
+        self.module, self.generator = module, default_generator(device)
+        self.state = torch.Generator(self.generator.device).manual_seed(seed).get_state()
         self.buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
 
     def __enter__(self) -> _Stream:
-        torch.default_generator.set_state(self.state)
+        self.generator.set_state(self.state)
         for name, buffer in self.module.named_buffers():
             buffer.copy_(self.buffers[name])
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.state = torch.default_generator.get_state()
+        self.state = self.generator.get_state()
         self.buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
 
 

@@ -78,8 +78,11 @@ class Scratch:
 
     def restart(self) -> None:
         self.on_each_device(lambda rank: self.replicas[rank].restart())
-        seeds = [stream_seed(self.setting.spec.seed, rank) for rank in range(len(self.replicas))]
-        self.streams: list[Any] = [Stream(seed) if self.is_random else nullcontext() for seed in seeds]
+        # Only now: each replica's restart seeds the default generators of all devices.
+        self.streams: list[Any] = [
+            Stream(stream_seed(self.setting.spec.seed, rank), replica.device) if self.is_random else nullcontext()
+            for rank, replica in enumerate(self.replicas)
+        ]
         self.bytes_sent = 0
 
     def step(self, batch: Tensor, learning_rate: float) -> list[Share]:
@@ -131,8 +134,8 @@ class Scratch:
         for rank, replica in enumerate(self.replicas):
             start = f"{rank}/"
             replica.resume({name.removeprefix(start): v for name, v in state.items() if name.startswith(start)})
-            if self.is_random:
-                self.streams[rank].generator.set_state(state[f"{rank}/stream"])
+        for rank, stream in enumerate(self.streams if self.is_random else []):
+            stream.generator.set_state(state[f"{rank}/stream"])
 
     def spread(self) -> float | None:
         """The largest difference between two replicas' weights."""

@@ -1,14 +1,14 @@
 """Shards: how one global batch is shared out, and the random stream that goes with each share.
 
 split_batch(torch.arange(10), 3)                 # [0 1 2 3], [4 5 6], [7 8 9]: sizes differ by one at most
-with Stream(seed):                               # dropout in this thread draws from a stream of its own
+with Stream(seed, device):                       # dropout in this thread draws from a stream of its own
     model(x)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,22 +29,42 @@ def accumulated(shard: Tensor, parts: int, largest: int) -> list[Tensor]:
     return split_batch(shard, max(1, min(parts, largest)))
 
 
-class Stream(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Everything random that this thread draws comes from a generator of its own.
+class Stream(AbstractContextManager["Stream"]):
+    """Everything random that a replica on `device` draws in this thread comes from a generator of its own.
 
-    The default generator is one for all threads: two replicas that drop out at once would share its numbers, in an
-    order that differs from run to run.
+    A GPU has a default generator to itself, which its kernels use whatever else they are given; one replica lives on
+    it. CPUs have one for all threads: two replicas that drop out at once would share its numbers, in an order that
+    differs from run to run.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.generator = default_generator(device) if device.type == "cuda" else torch.Generator()
+        self.generator.manual_seed(seed)
+        self.draws: Any = nullcontext() if device.type == "cuda" else _DrawsFrom(self.generator)
+
+    def __enter__(self) -> Stream:
+        self.draws.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.draws.__exit__(*error)
+
+
+class _DrawsFrom(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = generator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if kwargs.get("generator") is None and any(a.name == "generator" for a in func._schema.arguments):
             kwargs["generator"] = self.generator
         return func(*args, **kwargs)
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """What a layer on `device` draws from when it is told nothing; all but CUDA's draw from the CPU's."""
+    return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
 
 
 def has_dropout(module: nn.Module) -> bool:
