@@ -61,6 +61,10 @@ class Book:
             self.optimizer.step()
         return time.perf_counter() - begun_s
 
+    def stop(self) -> None:
+        """The loader's processes end; they would outlive this one."""
+        self.batches = iter(())
+
 
 class _Samples:
     """torchvision's FashionMNIST with ToTensor, step by step: a tensor's row, a PIL image, an array, a tensor."""
@@ -100,6 +104,7 @@ def measure(options: argparse.Namespace) -> None:
             one.ask("steps", count=3)
         ways = {name: (lambda one=one: one.ask("steps", count=options.steps)) for name, one in both.items()}
         seconds = take_turns(ways, options.pairs)
+        both["book"].ask("stop")
         for one in both.values():
             one.close()
     for name, samples in seconds.items():

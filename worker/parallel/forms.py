@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from worker import models
 from worker.parallel.group import Group
-from worker.parallel.layers import use_faster_layers
 from worker.parallel.setting import Setting
 
 
@@ -37,8 +36,6 @@ def trainable(setting: Setting, rank: int, group: Group) -> nn.Module:
     spec = setting.spec
     if setting.is_channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if setting.is_cpu:
-            use_faster_layers(module)
     if spec.batch_norm == "synchronized" and group.world_size > 1 and setting.splits_batch:
         _replace(module, nn.modules.batchnorm._BatchNorm, lambda part: SynchronizedBatchNorm(part, group))
     return module
