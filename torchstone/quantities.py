@@ -18,6 +18,7 @@ _SCALED = frozenset({"B", "bytes", "B/s", "bytes/s", "FLOP", "FLOP/s", "Hz"})
 _SHORT = {"bytes": "B", "bytes/s": "B/s"}
 _SECONDS = ((1e-9, 1e9, "ns"), (1e-6, 1e6, "µs"), (1e-3, 1e3, "ms"), (1.0, 1.0, "s"))
 _LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_AXES = {"s": "s", "bytes_per_s": "B/s", "flop_per_s": "FLOP/s", "algbw": "B/s", "busbw": "B/s"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ def measure(value: float | None, unit: Scale) -> str:
     scaled = value * unit.factor
     size = math.floor(math.log10(abs(scaled))) if scaled else 0
     return f"{scaled:.{max(0, _DIGITS - 1 - max(size, 0))}f}"
+
+
+def unit_of_axis(name: str) -> str:
+    """The unit of a curve's axis `name`, which either is a unit or says what is drawn; "1" where it has none."""
+    return _AXES.get(name, name if name.endswith("/s") else "1")
 
 
 def quantity(value: float | None, unit: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from torchstone.columns import aligned
 from torchstone.matching import agrees, is_about, is_of, point_in_words, point_keys, same_place, value_at
 from torchstone.pieces import WIDEST, Notes, cell, indent, section
-from torchstone.quantities import Scale, error, measure, number, quantity, scale
+from torchstone.quantities import Scale, error, measure, number, quantity, scale, unit_of_axis
 from torchstone.tidy import csv
 
 __all__ = ["csv", "text"]
@@ -320,7 +320,7 @@ def _curves(result: Json) -> list[str]:
     rows = []
     for curve in result.get("curves") or []:
         y = curve["y"]
-        unit = curve["y_name"] if curve["y_name"].endswith("/s") else "1"
+        unit = unit_of_axis(curve["y_name"])
         ends = [quantity(y[0], unit), quantity(y[-1], unit)] if y else ["", ""]
         rows.append([curve["name"], curve["of"], point_in_words(curve), f"{len(y)} by {curve['x_name']}", *ends])
     return section("curves", ["name", "of", "at", "points", "first", "last"], rows)

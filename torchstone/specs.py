@@ -242,4 +242,6 @@ def _field_error(location: tuple[int | str, ...], message: str, code: str) -> Fi
         message = "unknown field"
     elif code == "missing":
         message = "the field is required"
+    elif code in ("model_type", "dict_type"):  # pydantic's own sentence names classes of ours
+        message = "Input should be an object"
     return {"pointer": pointer, "detail": message.removeprefix("Value error, ")}

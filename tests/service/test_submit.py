@@ -58,6 +58,7 @@ def test_curl_sends_json_under_the_name_of_a_form(service: Service) -> None:
         ({}, "/kind", "required"),
         ([], "", "object"),
         ({**SPEC, "modell": 1}, "/modell", "unknown field"),
+        ({**SPEC, "devices": 2}, "/devices", "Input should be an object"),
         ({**SPEC, "devices": {"count": -1}}, "/devices/count", "greater than or equal to 1"),
         ({**SPEC, "model": {"preset": "mlp", "layers": []}}, "/model", "one way"),
         (

@@ -18,7 +18,7 @@ from torchstone import render
 from torchstone.columns import aligned
 from torchstone.jobs import State
 from torchstone.quantities import error, number, quantity, scale
-from torchstone.results import Check, Code, Comparison, Figure, Quality, Result, Span
+from torchstone.results import Check, Code, Comparison, Curve, Figure, Quality, Result, Span
 
 
 def row_of(text: str, *words: str) -> str:
@@ -228,6 +228,16 @@ def test_long_notes_are_folded_and_long_timelines_cut() -> None:
     assert len(spans) == 3 + 12 + 1
     assert spans[-1] == f"  ... and 18 more: see result.csv, and as pictures /v1/jobs/{ID}/charts"
     assert len(render.csv(job(result=of_parts())).split("push")) == 1 + 2 * 30
+
+
+@pytest.mark.parametrize(
+    ("y_name", "shown"),
+    [("s", "2 ns"), ("bytes_per_s", "3.300 GB/s"), ("busbw", "3.300 GB/s"), ("flop_per_s", "3.300 GFLOP/s")],
+)
+def test_the_ends_of_a_curve_have_their_unit(y_name: str, shown: str) -> None:
+    y = 2e-9 if y_name == "s" else 3.3e9
+    curve = Curve(name="rising", of="cache", at={}, x_name="size", y_name=y_name, x=[1.0, 2.0], y=[y, y])
+    assert row_of(render.text(job(result=Result(curves=[curve]))), "rising").count(shown) == 2
 
 
 def test_a_failed_job_says_why_and_shows_what_was_measured() -> None:

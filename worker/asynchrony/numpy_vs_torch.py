@@ -354,9 +354,10 @@ def _tell(stage: Stage, timings: list[Timing], books: dict[str, float], blas: li
             f"{books['numpy'] / books['torch']:.3g}; {_BOOKS_REASON}",
         )
     pools = ", ".join(f"{pool['internal_api']} {pool['version']}" for pool in blas)
+    threads = "1 thread" if stage.threads == 1 else f"{stage.threads} threads"
     stage.find(
         PART,
-        f"equal work: {spec.dtype}, {spec.size} x {spec.size}, {stage.threads} threads each (numpy's {pools} set by "
+        f"equal work: {spec.dtype}, {spec.size} x {spec.size}, {threads} each (numpy's {pools} set by "
         "threadpoolctl, torch's by set_num_threads), results written in place; both generators run on one thread",
     )
     words = {
