@@ -25,6 +25,13 @@ def test_the_contract_and_the_service_import_without_torch(module: str) -> None:
     assert not {"torch", "numpy", "scipy"} & set(run.stdout.split())
 
 
+def test_the_service_starts_without_what_only_terminals_need() -> None:
+    code = "import service.__main__, sys; print(*sorted(sys.modules)); import rich.table"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "structlog" in run.stdout.split() and "rich" not in run.stdout.split()
+
+
 def test_the_worker_above_the_wall_never_imports_torch() -> None:
     code = "import worker.__main__, worker.app, worker.host, worker.launch, sys; print(*sorted(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -20,8 +20,8 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from torchstone.errors import Gone
-from torchstone.store import Store, checkpoints, leases
-from torchstone.store.artifacts import Blobs
+from torchstone.store import Store, checkpoints, leases, retention
+from torchstone.store.artifacts import Blobs, digest
 
 _SETTLE_WITHIN_S = 60.0
 
@@ -71,20 +71,35 @@ class CheckpointKeeper:
             self._thread.join(_SETTLE_WITHIN_S)
 
     def _store(self, parts: list[tuple[str, Path]]) -> bool:
-        put: list[tuple[str, str, int]] = []
-        freed: list[str] | None = None
+        """Whether it is certain that they were stored.
+
+        An error removes nothing: a commit may have been made although its answer was lost. What is then without a name,
+        the service's collector finds, for it was pinned; as it is when this worker dies on the way.
+        """
+        is_stored = False
+        freed: list[str] = []
         try:
-            put.extend((name, *self.blobs.put(path)) for name, path in parts)
+            digests = [digest(path) for _, path in parts]
             with self.store.write() as conn:
-                freed = checkpoints.replace(conn, self.holder, put)
+                is_held = retention.pin(conn, self.holder, digests)
+            if is_held:
+                digested = zip(parts, digests, strict=True)
+                put = [(name, *self.blobs.put(path, sha256)) for (name, path), sha256 in digested]
+                with self.store.write() as conn:
+                    replaced = checkpoints.replace(conn, self.holder, put)
+                is_stored = replaced is not None
+                freed = digests if replaced is None else replaced
+            # At once, not in a minute: they may be large.
+            for sha256 in freed:
+                with self.store.write() as conn:
+                    retention.remove_loose(conn, sha256, self.blobs.delete)
         except Exception as error:  # a full disk, a bucket or a database that is away
-            self.log.warning("a checkpoint could not be stored", error=str(error).splitlines()[:1])
-        is_stored = freed is not None
-        for sha256 in freed if freed is not None else [sha256 for _, sha256, _ in put]:
-            with contextlib.suppress(Exception):
-                self.blobs.delete(sha256)
-        for _, path in parts:
-            path.unlink(missing_ok=True)
+            self.log.warning(
+                "a checkpoint could not be stored, or not in place of the last one", error=str(error).splitlines()[:1]
+            )
+        finally:
+            for _, path in parts:
+                path.unlink(missing_ok=True)
         return is_stored
 
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from tests.torchstone.store_samples import claim, submit, up
 from tests.worker.test_host import Bed, bed, launcher, until
-from torchstone.store import checkpoints, jobs
-from worker.checkpoints import release
+from torchstone.jobs import State
+from torchstone.settings import Settings
+from torchstone.store import Store, checkpoints, jobs, leases, retention
+from torchstone.store.artifacts import Blobs
+from worker.checkpoints import CheckpointKeeper, release
 
 __all__ = ["bed", "launcher"]  # fixtures
 
@@ -60,3 +71,113 @@ def test_a_job_goes_on_where_nothing_can_be_stored(bed: Bed) -> None:
     assert saved(bed, job_id) == []
     folder.unlink()
     folder.mkdir()
+
+
+class Died(BaseException):
+    """The worker ends here: nothing after it is run."""
+
+
+class Shelf:
+    """A job that is held, and what saves it."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.folder, self.blobs = folder, Blobs((folder / "blobs").as_uri())
+        submit(store)
+        self.store, self.holder = store, claim(store, up(store)).holder
+        self.keeper = CheckpointKeeper(store, self.blobs, self.holder, folder)
+
+    def save(self, data: bytes) -> bool:
+        path = self.folder / "part"
+        path.write_bytes(data)
+        return self.keeper._store([("ddp", path)])
+
+    def fetched(self) -> bytes:
+        files, fault = self.keeper.fetch()
+        assert fault is None
+        return files["ddp"].read_bytes()
+
+    def stored(self) -> list[bytes]:
+        return [path.read_bytes() for path in (self.folder / "blobs").rglob("*") if path.is_file()]
+
+    def collect(self) -> None:
+        retention.collect(self.store, self.blobs, Settings(data=self.folder))
+
+    def end(self) -> None:
+        with self.store.write() as conn:
+            leases.finish(conn, self.holder, State.failed)
+
+
+@pytest.fixture
+def shelf(store: Store, tmp_path: Path) -> Shelf:
+    return Shelf(store, tmp_path)
+
+
+def test_what_a_worker_stored_that_died_before_it_was_named_is_collected(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker that dies once the bytes are stored
+    assert shelf.save(b"one")
+
+    def die(*_: Any) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(checkpoints, "replace", die)
+        shelf.save(b"two")
+    # When bytes without a name are collected, then they stay while the attempt may still name them
+    shelf.collect()
+    assert sorted(shelf.stored()) == [b"one", b"two"]
+    # And go once it cannot
+    shelf.end()
+    shelf.collect()
+    assert shelf.stored() == [b"one"]
+    release(shelf.store, shelf.blobs)
+    shelf.collect()
+    assert shelf.stored() == []
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_commit_whose_answer_is_lost_costs_no_checkpoint(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
+    # Given a database that goes away in the commit which names the second checkpoint, before or after it was made
+    assert shelf.save(b"one")
+    real = shelf.store.write
+    left = iter([False, True])
+
+    @contextmanager
+    def write() -> Iterator[Connection]:
+        is_lost = next(left, False)
+        with real() as conn:
+            yield conn
+            if is_lost and not is_made:
+                raise OperationalError("COMMIT", None, Exception("gone"))
+        if is_lost:
+            raise OperationalError("COMMIT", None, Exception("gone"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shelf.store, "write", write)
+        assert not shelf.save(b"two"), "it is not certain"
+    # Then what the database names is there, and the next one replaces it
+    shelf.collect()
+    assert shelf.fetched() == (b"two" if is_made else b"one")
+    assert shelf.save(b"three")
+    assert shelf.fetched() == b"three"
+    shelf.end()
+    release(shelf.store, shelf.blobs)
+    shelf.collect()
+    assert shelf.stored() == []
+
+
+def test_an_attempt_that_lost_its_job_leaves_nothing_behind(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an attempt that loses its job while the bytes are on their way, and a collection in between
+    put = shelf.blobs.put
+
+    def slow(*given: Any) -> tuple[str, int]:
+        shelf.end()
+        shelf.collect()
+        return put(*given)
+
+    monkeypatch.setattr(shelf.blobs, "put", slow)
+    assert not shelf.save(b"one")
+    assert shelf.stored() == []

@@ -1,12 +1,13 @@
 """What a running attempt has saved, so that the next one can go on from it should this one be lost.
 
     with store.write() as conn:
+        retention.pin(conn, holder, [sha256])           # before the bytes are stored: should this worker die now
+    with store.write() as conn:
         freed = checkpoints.replace(conn, holder, [("ddp", sha256, size)])     # None: the job was taken away
-    for sha256 in freed: blobs.delete(sha256)
 
 A checkpoint has parts, each a blob in the artifact store; saving some leaves the others as they are, all in one
-transaction. Only the attempt that holds the job can save. No two checkpoints have the same bytes (they name their
-job and attempt), so a blob that no row names any more can be deleted at once.
+transaction, which also lets go (`torchstone.store.retention`) what these had. Only the attempt that holds the job can
+save. No two checkpoints have the same bytes: they name their job and attempt.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, insert, select
 
 from torchstone.jobs import TERMINAL
-from torchstone.store import leases
+from torchstone.store import leases, retention
 from torchstone.store.schema import checkpoints, jobs, now_us
 
 
@@ -34,9 +35,10 @@ class Part:
 def replace(conn: Connection, holder: leases.Holder, parts: Sequence[tuple[str, str, int]]) -> list[str] | None:
     """Save parts, each (name, sha256, bytes), in place of those of the same names; the SHA-256 that these had.
 
-    None, and nothing is saved, once this attempt no longer holds the job.
+    None, and nothing is saved, once this attempt no longer holds the job: then the parts' own bytes are let go.
     """
     if not leases.holds(conn, holder):
+        retention.let_go(conn, holder.job_id, [sha256 for _, sha256, _ in parts])
         return None
     ours = checkpoints.c.job_id == holder.job_id, checkpoints.c.name.in_([name for name, _, _ in parts])
     freed = list(conn.scalars(select(checkpoints.c.sha256).where(*ours)))
@@ -47,7 +49,9 @@ def replace(conn: Connection, holder: leases.Holder, parts: Sequence[tuple[str, 
     ]
     conn.execute(insert(checkpoints).values(created_us=now_us()), rows)
     kept = {sha256 for _, sha256, _ in parts}
-    return [sha256 for sha256 in freed if sha256 not in kept]
+    freed = [sha256 for sha256 in freed if sha256 not in kept]
+    retention.let_go(conn, holder.job_id, freed)
+    return freed
 
 
 def of(conn: Connection, job_id: str) -> list[Part]:

@@ -16,7 +16,7 @@ A job that was deleted is remembered for a while, so that its address is 410 and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, text
@@ -44,7 +44,7 @@ from torchstone.store.schema import (
 
 REMEMBERED_DAYS = 90
 """For how long a deleted job is known to have existed."""
-_DELETED = 0  # the attempt under which a deleted job's bytes are noted: none has that number
+_LET_GO = 0  # the attempt under which bytes are noted that their job names no more: none has that number
 _DAY_US = 86_400 * 1_000_000
 _JOBS_AT_ONCE = 1000
 
@@ -63,6 +63,15 @@ def pin(conn: Connection, holder: Holder, sha256s: Sequence[str]) -> bool:
     return True
 
 
+def let_go(conn: Connection, job_id: str, sha256s: Iterable[str]) -> None:
+    """This job names these bytes no more, nor will it: they can go (`remove_loose`; the next `collect` does it)."""
+    names = sorted(set(sha256s))
+    conn.execute(delete(loose_blobs).where(loose_blobs.c.job_id == job_id, loose_blobs.c.sha256.in_(names)))
+    if names:
+        rows = [{"sha256": sha256, "job_id": job_id, "attempt": _LET_GO} for sha256 in names]
+        conn.execute(insert(loose_blobs), rows)
+
+
 def delete_job(conn: Connection, job_id: str, reason: str) -> bool:
     """Remove a finished job and all that belongs to it; False if there is no such job.
 
@@ -78,9 +87,7 @@ def delete_job(conn: Connection, job_id: str, reason: str) -> bool:
         for table in (artifacts, checkpoints)
         for sha256 in conn.scalars(select(table.c.sha256).where(table.c.job_id == job_id))
     }
-    loose = [{"sha256": sha256, "job_id": job_id, "attempt": _DELETED} for sha256 in sorted(names)]
-    if loose:
-        conn.execute(insert(loose_blobs), loose)
+    let_go(conn, job_id, names)
     conn.execute(insert(deleted_jobs).values(job_id=job_id, deleted_us=now_us(), reason=reason))
     conn.execute(delete(jobs).where(jobs.c.id == job_id))
     return True

@@ -39,6 +39,8 @@ _SETTLE_BELOW_S = 20e-3
 """Where one takes less, one that is not timed goes before each block: the ranks have slept since the last."""
 _MOST_PARTS = 3
 """A size that would take so many times its share of the time is left out."""
+_LEAST_SHARE = 0.5
+"""Of an even share of the time: what a size gets however late it is."""
 _PERIOD = 251
 
 
@@ -51,6 +53,7 @@ def run(bench: ProbeBench) -> ProbeReport:
         report.skip("collectives", "collectives need two devices or more, and this job holds one")
         return report
     backend = "nccl" if bench.gpus else "gloo"
+    end_s = time.monotonic() + bench.budget_s
     meeting = bench.folder / f"collectives-{os.getpid()}"
     gang = [
         Contestant.start(
@@ -64,7 +67,7 @@ def run(bench: ProbeBench) -> ProbeReport:
     try:
         with closing(gang):
             report.facts.update(ask_all([(one, ("join", {})) for one in gang], 2 * _WITHIN_S)[0])
-            _measure(bench, report, gang, backend)
+            _measure(bench, report, gang, backend, end_s)
     except ContestantFailed as failure:
         if failure.kind != "unavailable":
             raise
@@ -75,17 +78,19 @@ def run(bench: ProbeBench) -> ProbeReport:
     return report
 
 
-def _measure(bench: ProbeBench, report: ProbeReport, gang: list[Contestant], backend: str) -> None:
+def _measure(bench: ProbeBench, report: ProbeReport, gang: list[Contestant], backend: str, end_s: float) -> None:
     ranks = len(gang)
     most_bytes = bench.memory_bytes // (8 * ranks)
     step = _ITEM_BYTES * ranks
     sizes = [size // step * step for size in SIZES_BYTES if step <= size <= most_bytes]
-    part_s = bench.budget_s / (len(BUS_FACTORS) * len(sizes))
+    even_s = bench.budget_s / (len(BUS_FACTORS) * len(sizes))
     wrong = checked = 0
-    for operation, factor in BUS_FACTORS.items():
+    for number, (operation, factor) in enumerate(BUS_FACTORS.items()):
         curves: dict[str, list[float]] = {"algbw": [], "busbw": []}
         took_s: dict[int, float] = {}
-        for size in sizes:
+        for done, size in enumerate(sizes):
+            parts_left = (len(BUS_FACTORS) - number) * len(sizes) - done
+            part_s = _part_s(end_s - time.monotonic(), parts_left, even_s)
             if _expected_s(took_s, size) * FEWEST_ROUNDS > _MOST_PARTS * part_s:
                 report.skip(operation, f"messages of {size} bytes and more would take this probe over its time")
                 break
@@ -133,6 +138,11 @@ def _measure(bench: ProbeBench, report: ProbeReport, gang: list[Contestant], bac
             report.curve(f"{operation}_{name}", "message_bytes", x, name, values, at={"ranks": ranks})
     detail = f"{checked} operations on {ranks} ranks, {wrong} elements were not exact"
     report.check("content", wrong == 0, "the exact result", detail)
+
+
+def _part_s(left_s: float, parts_left: int, even_s: float) -> float:
+    """What the next of so many parts gets: starts, checks and slow sizes took from what is left for all."""
+    return max(left_s / parts_left, _LEAST_SHARE * even_s)
 
 
 def _expected_s(took_s: dict[int, float], size: int) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.worker.fresh import call_fresh
 from tests.worker.hardware.probing import bench_in, recompute, run_probe
-from worker.hardware.collectives import BUS_FACTORS, SIZES_BYTES, Rank
+from worker.hardware.collectives import BUS_FACTORS, SIZES_BYTES, Rank, _part_s
 from worker.hardware.pair import ask_all, closing
 from worker.hardware.probe import ProbeBench
 from worker.measure.contestant import Contestant, ContestantFailed
@@ -23,6 +23,13 @@ def test_formulas() -> None:
         "reduce_scatter": 0.875,
         "all_gather": 0.875,
     }
+
+
+def test_what_comes_late_gets_less_time_and_never_none() -> None:
+    """18 parts of 1 s each, of which the starts and the checks take their time first."""
+    assert _part_s(left_s=18.0, parts_left=18, even_s=1.0) == 1.0
+    assert _part_s(left_s=13.5, parts_left=18, even_s=1.0) == 0.75
+    assert _part_s(left_s=-5.0, parts_left=2, even_s=1.0) == 0.5
 
 
 def test_all_operations_and_sizes(tmp_path: Path) -> None:
