@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from torchstone.base_spec import OUTSIDE_BUDGET, BaseSpec
 from torchstone.facts import BYTES
+from torchstone.strict import refusal
 
 
 class Part(StrEnum):
@@ -55,5 +56,5 @@ class AsyncSpec(BaseSpec):
     @model_validator(mode="after")
     def _each_part_is_named_once(self) -> Self:
         if len(set(self.parts)) != len(self.parts):
-            raise ValueError("parts: each may be named once")
+            raise refusal([(("parts",), "each may be named once")])
         return self

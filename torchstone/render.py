@@ -269,8 +269,8 @@ def _figures(result: Json) -> list[str]:
     for (name, point), by_column in sorted(found.items(), key=lambda cell: names.index(cell[0][0])):
         reasons: dict[str, list[str]] = {}
         for of, row in by_column.items():
-            if row.get("reason"):
-                reasons.setdefault(row["reason"], []).append(of)
+            if told := row.get("reason") or row.get("note"):
+                reasons.setdefault(told, []).append(of)
         notes = [f"{', '.join(of)}: {reason}" if len(of) < len(columns) else reason for reason, of in reasons.items()]
         rows.append([name, point, *(_figure(by_column.get(column)) for column in columns), "; ".join(notes)])
         if any(row.get("ci95") for row in by_column.values()):
@@ -299,7 +299,7 @@ def _one_by_one(figures: Sequence[Json]) -> list[str]:
         rows.append([row["name"], row["of"], point_in_words(row), _figure(row), _interval(row)])
         rows[-1] += [f"{row[key]:,}" if row.get(key) is not None else "" for key in ("bytes", "flop", "count")]
         rows[-1] += [quantity(row["seconds"], "s") if row.get("seconds") is not None else ""]
-        rows[-1] += [notes.cell(row.get("reason") or row.get("method") or "")]
+        rows[-1] += [notes.cell(row.get("reason") or row.get("note") or row.get("method") or "")]
     return section("figures", header, rows, most=_MOST_FIGURES, notes=notes)
 
 

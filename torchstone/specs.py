@@ -23,6 +23,7 @@ from torchstone.diagnostics import SleepSpec
 from torchstone.errors import FieldError, InvalidRequest
 from torchstone.models import ModelSpec
 from torchstone.parallel import ParallelSpec
+from torchstone.strict import refusal
 from torchstone.training import TrainSpec
 
 __all__ = [
@@ -97,10 +98,10 @@ class JitSpec(BaseSpec):
     @model_validator(mode="after")
     def _baseline_takes_part(self) -> Self:
         if self.baseline not in self.variants:
-            raise ValueError(f"baseline {self.baseline.value!r} is not among the variants")
+            raise refusal([(("baseline",), f"{self.baseline.value!r} is not among the variants")])
         for what, values in (("variants", self.variants), ("batch_sizes", self.batch_sizes)):
             if len(set(values)) != len(values):
-                raise ValueError(f"{what}: each may be named once")
+                raise refusal([((what,), "each may be named once")])
         return self
 
 
@@ -145,7 +146,7 @@ class HardwareSpec(BaseSpec):
     @model_validator(mode="after")
     def _each_probe_once(self) -> Self:
         if len(set(self.probes)) != len(self.probes):
-            raise ValueError("probes: each may be named once")
+            raise refusal([(("probes",), "each may be named once")])
         return self
 
 

@@ -39,7 +39,7 @@ def test_the_example_names_every_part() -> None:
     ("fields", "pointer"),
     [
         ({"parts": []}, "/parts"),
-        ({"parts": ["graph", "graph"]}, ""),
+        ({"parts": ["graph", "graph"]}, "/parts"),
         ({"parts": ["graphs"]}, "/parts/0"),
         ({"size": 0}, "/size"),
         ({"dtype": "bfloat16"}, "/dtype"),

@@ -108,12 +108,14 @@ def test_figures_stand_side_by_side_while_there_are_few_contestants() -> None:
             figures=[
                 *(Figure(name="throughput", of=of, at={"batch_size": 1}, value=100.5, unit="1") for of in names),
                 Figure(name="break_even_calls", of="way0", value=None, unit="calls", reason="it is not faster"),
+                Figure.model_validate({"name": "roofline", "of": "way1", "value": 3.3, "unit": "1", "note": "over 1"}),
             ]
         )
 
     few = render.text(job(result=result(2)))
     assert row_of(few, "throughput", "batch_size=1", "100.5", "100.5")
     assert row_of(few, "break_even_calls").endswith("way0: it is not faster")
+    assert row_of(few, "roofline").endswith("way1: over 1")
     many = render.text(job(result=result(12)))
     assert row_of(many, "throughput", "way11", "batch_size=1", "100.5")
 

@@ -45,7 +45,7 @@ def measure(stage: Stage) -> None:
             contest.start(barrier, lambda barrier=barrier: Reader(barrier, sizes, stage))  # type: ignore[misc]
         contest.check_modes()
         contest.race(points)
-        wrong = _check_all(stage, contest, points)
+        wrong = _check_all(stage, contest, points) | contest.unfinished()
         contest.judge(wrong)
         _tell(stage, contest, points, wrong)
 

@@ -81,6 +81,12 @@ class Contest(Field):
         if aside is not None:
             self.stage.races |= {f"{key}/{SET_ASIDE}": made for key, made in aside.races.items()}
 
+    def unfinished(self) -> dict[str, dict[str, str]]:
+        """Why those that failed in or after a race get no speed-up, by name and point: not all of it was checked."""
+        reason = "it failed before all of it was checked: see what was not measured"
+        timed = {name for record, _ in self.heat.races.values() for name in record.seconds}
+        return {name: {point.key: reason for point in self.points} for name in timed - set(self.names)}
+
     def record(self, point: Point) -> Record:
         """What the race at `point` found."""
         return self.heat.races[self.key(point)][0]

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchstone.results import Check, Figure, Span
 from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.numpy_vs_torch import close_to
-from worker.asynchrony.stage import Stage, duration
+from worker.asynchrony.stage import Stage, duration, share_hidden
 from worker.measure.race import Record
 from worker.measure.resting import Resting
 from worker.measure.statistics import FEWEST_ROUNDS, TOO_FEW, resampled_medians
@@ -195,15 +195,17 @@ def _tell(stage: Stage, record: Record, point: Point, wrong: dict[str, dict[str,
         bound = f"the shorter half, {shorter}, can be hidden and no more; {cores} cores"
         row |= {"ci95": ends, "method": "(t_draw + t_multiply - t_fed) / min of both", "bound": bound}
         row |= {"value": eta} if enough else {"reason": TOO_FEW}
-        share = f"{100 * eta:.0f} %" if eta > 0 else "nothing"
+        share = share_hidden(eta, ends)
         hidden = f", so {share} of the shorter half is hidden" if enough else f": {TOO_FEW} what of it is hidden"
         alone = {of: float(np.median(s)) for of, s in record.seconds.items() if of in ("serial", "all_threads")}
+        instead = ""
+        if "all_threads" in alone:
+            instead = f". The same cores inside each product instead: {duration(alone['all_threads'])}"
         stage.find(
             PART,
             f"{items(stage)} matrices of {point.at['size']} rows: drawing {duration(draw)}, multiplying "
             f"{duration(multiply)}, one after the other {duration(alone['serial'])}; with a thread that draws ahead "
-            f"{duration(fed)}{hidden}. The same cores inside each product instead: "
-            f"{duration(alone['all_threads'])}",
+            f"{duration(fed)}{hidden}{instead}",
         )
     stage.result.figures.append(Figure.model_validate(row))
 

@@ -26,7 +26,7 @@ from worker.asynchrony import forms
 from worker.asynchrony.chain import Array, after, exactly, first_matrix, shift_matrix
 from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.forms import Branches
-from worker.asynchrony.stage import Stage, duration, synchronizer
+from worker.asynchrony.stage import Stage, duration, share_hidden, synchronizer
 from worker.contestants.torchscript import preload
 from worker.measure.resting import Resting
 from worker.measure.statistics import FEWEST_ROUNDS, TOO_FEW
@@ -62,6 +62,7 @@ def measure(stage: Stage) -> None:
         contest.race(points)
         for name, by_point in _check_all(stage, contest, points, branches, "after the race").items():
             wrong.setdefault(name, {}).update(by_point)
+        wrong |= contest.unfinished()
         contest.judge(wrong)
         _tell(stage, contest, wide, branches, wrong)
         _timeline(stage, contest, sizes[-1])
@@ -205,14 +206,14 @@ def _tell(stage: Stage, contest: Contest, wide: list[Point], branches: int, wron
                 _efficiency(stage, row, cores, enough)
                 hidden = ""
                 if figure.value is not None:
-                    hidden = f", {100 * figure.value:.0f} % hidden" if figure.value > 0 else ", nothing is hidden"
+                    hidden = f", {share_hidden(figure.value, (figure.model_extra or {}).get('ci95'))} hidden"
                 ratio = f"{name} {row.speedup:.2f}x of {against}{hidden}"
                 told.append(ratio if enough else f"{name} against {against}: {TOO_FEW}")
         intra_op = _compared(contest, "intra_op", "one_thread", point, wrong)
         if intra_op is not None:
             _efficiency(stage, intra_op, cores, enough)
         kind = f"{branches} {point.at['graph']} branches of {_STEPS} products of size {point.at['size']}"
-        stage.find(PART, f"{kind}: {_times(contest, point)}; {'; '.join(told)}")
+        stage.find(PART, "; ".join([f"{kind}: {_times(contest, point)}", *told]))
 
 
 def _times(contest: Contest, point: Point) -> str:

@@ -56,7 +56,7 @@ def measure(stage: Stage) -> None:
         contest.race(points)
         for name, by_point in _check_all(stage, contest, "after the race").items():
             wrong.setdefault(name, {}).update(by_point)
-        timings = contest.judge(wrong)
+        timings = contest.judge(wrong | contest.unfinished())
     _tell(stage, timings, books, blas)
 
 

@@ -9,7 +9,7 @@ This process never runs a tensor operation: it forks the contestants, passes the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -113,6 +113,14 @@ class Stage:
 def synchronizer(device: torch.device) -> Callable[[], None]:
     """Waits for everything that was queued on `device`."""
     return partial(torch.cuda.synchronize, device) if device.type == "cuda" else nothing_to_wait_for
+
+
+def share_hidden(share: float, ends: Sequence[float | None] | None) -> str:
+    """For a sentence: "61 %"; no number where the interval reaches zero."""
+    if share <= 0:
+        return "nothing"
+    known = ends is not None and ends[0] is not None and ends[0] > 0
+    return f"{100 * share:.0f} %" if known else "nothing that shows"
 
 
 def duration(seconds: float) -> str:

@@ -57,7 +57,7 @@ def _memory_fraction(lane: Lane, seconds: float, assigned: Assigned, ceilings: C
         "ceiling_grade": ceiling.grade,
         "method": "bytes read + written a second, over memory's bandwidth",
     }
-    return Figure.model_validate(row)
+    return Figure.model_validate(row | roofline.remark(row["value"], "memory"))
 
 
 def _where(lane: Lane, assigned: Assigned) -> dict[str, Any]:

@@ -30,6 +30,10 @@ from torchstone.ceilings import Ceiling, Ceilings
 from torchstone.results import Figure
 
 NAME = "roofline"
+_OVER_ONE = {
+    "memory": "over 1: caches or fusion saved traffic that is counted",
+    "compute": "over 1: faster than this host's measured peak, which a new hardware report would tell anew",
+}
 
 
 @dataclass(frozen=True)
@@ -163,4 +167,9 @@ def point(
         "ceiling_grade": peak.grade,
         "method": "achieved FLOP/s over min(peak, intensity x memory bandwidth)",
     }
-    return Figure.model_validate(row)
+    return Figure.model_validate(row | remark(row["value"], row["bound"]))
+
+
+def remark(share: float, bound: str) -> dict[str, str]:
+    """What has to be said beside a share of a ceiling, a `note`: more than all of it needs a word."""
+    return {"note": _OVER_ONE[bound]} if share > 1 else {}

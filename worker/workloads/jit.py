@@ -260,7 +260,10 @@ class Experiment:
                 single_calls=point.cold,
             )
             self._say(f"racing at {point} for at most {left_s:.1f} s")
-            record = race(list(field.contestants.values()), point.key, plan, self._progress_of(index))
+            try:
+                record = race(list(field.contestants.values()), point.key, plan, self._progress_of(index))
+            except ContestantFailed as fatal:
+                raise job_error(fatal, f"the baseline {self.baseline} failed: ") from fatal
             for name, failure in record.failed.items():
                 field.drop(name, failure)
             heat.races[point.key] = (record, plan)

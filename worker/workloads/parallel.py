@@ -33,7 +33,7 @@ from worker.concurrency.scaling import curves, efficiencies
 from worker.contestants import torchscript
 from worker.measure.archive import write_archive
 from worker.measure.environment import Load, frequency_mhz, host_facts
-from worker.measure.quality import grade, load_codes
+from worker.measure.quality import grade, load_codes, thread_codes
 from worker.measure.race import Plan, Record, race
 from worker.measure.statistics import RESAMPLES
 
@@ -82,6 +82,7 @@ class Experiment:
         self.host["devices"] = [asdict(device) for device in self.bench.devices]
         self.host["threads"] = self.spec.threads or len(self.bench.devices[0].cores)
         self.host["during"] = {}
+        self.codes += thread_codes(self.host["threads"], self.bench.devices[0].cores)
         self.result.environment = {"hosts": [self.host]}
         script = self.bench.file("reproduce.py")
         script.write_text(reproduction(self.spec, self.host["threads"], len(self.bench.devices), self.is_cuda))

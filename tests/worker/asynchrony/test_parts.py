@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,10 +23,11 @@ from worker.asynchrony import barriers, dispatch, feeding, numpy_vs_torch
 from worker.asynchrony.chain import Chain, after, exactly, first_matrix, shift_matrix
 from worker.asynchrony.contest import Contest, Point
 from worker.asynchrony.reproduce import reproduction
-from worker.asynchrony.stage import Stage
+from worker.asynchrony.stage import Stage, share_hidden
 from worker.asynchrony.streams import Stream, ThroughThread
 from worker.bench import Bench, LeasedDevice
 from worker.measure.race import Record
+from worker.measure.resting import Resting
 from worker.measure.statistics import FEWEST_ROUNDS, TOO_FEW
 from worker.workloads.async_ import PARTS
 
@@ -292,6 +295,42 @@ def test_work_that_was_not_done_gets_no_speed_up(tmp_path: Path) -> None:
     result = Result.model_validate_json(call_fresh(_cheated, tmp_path))
     (row,) = [c for c in result.comparisons if c.of == "item"]
     assert row.verdict == "withheld" and row.speedup is None and row.reason
+
+
+def _with_a_death(folder: Path, part: str, who: str, key: str) -> str:
+    """A part whose contestant `who` dies when it is to be timed at `key`."""
+    timed = Resting.turn
+
+    def turn(self: Any, **arguments: Any) -> Any:
+        if (getattr(self, "lane", None) or getattr(self, "barrier", None)) == who and arguments["key"] == key:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return timed(self, **arguments)
+
+    Resting.turn = turn  # type: ignore[method-assign]
+    return _measured(folder, {"parts": [part], "size": 40}, None)
+
+
+def test_the_death_of_an_alternative_leaves_what_is_known_of_feeding(tmp_path: Path) -> None:
+    text = call_fresh(_with_a_death, tmp_path, "dispatch", "all_threads", "feeding/40")
+    result = Result.model_validate_json(text)
+    assert [row.of for row in result.skipped] == ["all_threads"]
+    assert {t.of for t in result.timings if t.name == "feeding"} == {"serial", "fed", "draw", "multiply"}
+    assert "drawing" in findings(result) and "inside each product" not in findings(result)
+
+
+def test_a_contestant_that_dies_before_it_was_checked_gets_no_speed_up(tmp_path: Path) -> None:
+    result = Result.model_validate_json(call_fresh(_with_a_death, tmp_path, "barriers", "item", "barriers/40"))
+    assert [row.of for row in result.skipped] == ["item"]
+    (row,) = [c for c in result.comparisons if c.of == "item"]
+    assert row.verdict == "withheld" and row.speedup is None and "failed before" in (row.reason or "")
+    assert "item" not in {f.of for f in result.figures if f.name == "barrier"}
+
+
+def test_a_share_is_told_as_a_number_only_where_its_interval_lies_above_zero() -> None:
+    assert share_hidden(0.61, [0.2, 0.9]) == "61 %"
+    assert share_hidden(0.12, [-0.5, 0.6]) == "nothing that shows"
+    assert share_hidden(0.12, None) == "nothing that shows"
+    assert share_hidden(-0.12, [-0.5, 0.2]) == "nothing"
 
 
 def test_reproduce_repeats_every_part_without_torchstone(tmp_path: Path) -> None:

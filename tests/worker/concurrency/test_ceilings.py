@@ -72,6 +72,13 @@ def test_a_lane_is_set_against_the_cores_of_its_devices() -> None:
     assert all(f.reason is None and (f.model_extra or {})["ceiling_job"] == "j" for f in found.values())
 
 
+def test_a_copy_faster_than_memory_says_why() -> None:
+    slow = {"of": "memory", "name": "stream_copy", "at": {"cores": 1}, "value": 1.0, "unit": "B/s"}
+    found = points(Ceilings({"ceilings": [{**slow, "job": "j", "grade": "valid"}]}), (0,), (1,))
+    assert found["copy"].value and found["copy"].value > 1
+    assert "caches" in (found["copy"].model_extra or {})["note"]
+
+
 def test_devices_that_share_cores_are_no_more_cores_than_those() -> None:
     shared, apart = points(ceilings(1, 2), (0,), (0,)), points(ceilings(1, 2), (0,), (1,))
     assert shared["alone"].value == apart["alone"].value

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.worker.fresh import call_fresh
+from torchstone.errors import OutOfMemory
 from torchstone.results import Result
 from torchstone.specs import JitSpec, Variant, parse_spec
 from worker.bench import Bench
@@ -224,14 +225,22 @@ def die_of_three_rows(model: nn.Module, example: Inputs, setting: Setting) -> Ru
 class DieLate:
     """Goes through checks and race, and dies when its memory is measured."""
 
+    moment = "peak_memory"
+
     def __init__(self, model: nn.Module, example: Inputs, setting: Setting) -> None:
         self.model = model
 
     def __call__(self, x: Tensor) -> Tensor:
-        if "peak_memory" in {frame.name for frame in traceback.extract_stack()}:
+        if self.moment in {frame.name for frame in traceback.extract_stack()}:
             os.kill(os.getpid(), signal.SIGKILL)
         output: Tensor = self.model(x)
         return output
+
+
+class DieInTheRace(DieLate):
+    """Goes through the checks, and dies when it is timed."""
+
+    moment = "turn"
 
 
 SCRIPTS = {
@@ -241,6 +250,7 @@ SCRIPTS = {
     "remembers": Way(remember),
     "dies of three rows": Way(die_of_three_rows),
     "dies late": Way(DieLate),
+    "dies in the race": Way(DieInTheRace),
     "broken when saved": Way(torchscript.script, ".pt", save_without_weights, torchscript.load),
 }
 
@@ -331,6 +341,12 @@ def test_a_form_that_dies_when_its_memory_is_measured_leaves_the_others(tmp_path
     found = verdicts(text)
     assert found["script"][0] == "withheld"
     assert found["trace"][0] != "withheld"
+
+
+def test_a_baseline_that_dies_in_the_race_is_told_as_what_it_died_of(tmp_path: Path) -> None:
+    fields = {"variants": ["eager", "script"], "baseline": "script"}
+    with pytest.raises(OutOfMemory, match="the baseline script failed: its process was killed"):
+        call_fresh(partial(experiment, **fields), tmp_path, partial(nn.Linear, 4, 4), "dies in the race")
 
 
 class Nearby(Stopwatch):

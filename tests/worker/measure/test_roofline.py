@@ -83,6 +83,7 @@ def test_the_point_lies_under_the_lower_of_two_roofs(work: Work, value: float, b
     told = figure.model_extra or {}
     assert figure.value == pytest.approx(value) and told["bound"] == bound
     assert told["flop_fraction"] == pytest.approx(0.5) and told["ceiling_job"] == "j"
+    assert ("caches or fusion" in told.get("note", "")) == (value > 1), "more than all of a ceiling needs a word"
 
 
 def test_without_a_report_the_achieved_rates_stay() -> None:

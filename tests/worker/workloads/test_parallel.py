@@ -206,6 +206,13 @@ def test_a_short_budget_cuts_repeats_and_says_so(tmp_path: Path) -> None:
     assert result.quality.grade != "valid"
 
 
+def test_more_threads_than_cores_are_told(tmp_path: Path) -> None:
+    spec = {**SMALL, "parts": ["concurrency"], "budget_s": 1e-3, "threads": 64}
+    result = run_fresh(spec, tmp_path).result
+    [code] = [c for c in result.quality.codes if c.code == "oversubscribed"]
+    assert code.evidence["threads"] == 64
+
+
 def test_overlap_and_streams_run_on_one_device(tmp_path: Path) -> None:
     spec = {**SMALL, "parts": ["overlap", "streams"], "devices": {"count": 1}, "budget_s": 1}
     result = run_fresh(spec, tmp_path).result
