@@ -13,8 +13,7 @@ square root, which makes NaN of a negative number.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, Union
@@ -25,7 +24,7 @@ from torchstone import arguments as args
 from torchstone import shapes
 from torchstone.arguments import Factors, Faults, Index, Positive, Probability, Size, ints
 from torchstone.shapes import Shape
-from torchstone.strict import Strict, refusal
+from torchstone.strict import Strict, near, refusal
 
 
 class Layer(Strict):
@@ -299,25 +298,17 @@ def parse_layer(body: Any) -> Layer:
         raise refusal([(("type",), "the field is required: the name of a torch.nn layer")])
     name = body["type"]
     if not isinstance(name, str) or name not in LAYERS:
-        raise refusal([(("type",), f"unknown layer type {str(name)[:80]!r}{_near(str(name), LAYERS)}")])
+        raise refusal([(("type",), f"unknown layer type {str(name)[:80]!r}{near(str(name), LAYERS)}")])
     row = LAYERS[name]
     known = row.arguments.model_fields
     unknown = [argument for argument in body if argument not in known]
     if unknown:
         takes = ", ".join(argument for argument in known if argument != "type") or "none"
         raise refusal(
-            [((key,), f"{name} has no argument {key[:80]!r}{_near(key, known)}; it takes: {takes}") for key in unknown]
+            [((key,), f"{name} has no argument {key[:80]!r}{near(key, known)}; it takes: {takes}") for key in unknown]
         )
     layer = row.arguments.model_validate(body)
     faults = [((argument,), sentence) for argument, sentence in row.agree(layer)]
     if faults:
         raise refusal(faults)
     return layer
-
-
-def _near(name: str, names: Iterable[str]) -> str:
-    """ " (did you mean Linear?)" where something is near `name`, whatever its case."""
-    by_lower = {known.lower(): known for known in names}
-    lower = name[:80].lower()
-    matches = [lower] if lower in by_lower else difflib.get_close_matches(lower, by_lower, n=3, cutoff=0.75)
-    return f" (did you mean {' or '.join(by_lower[match] for match in matches)}?)" if matches else ""

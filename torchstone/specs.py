@@ -15,7 +15,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from torchstone.asynchrony import AsyncSpec
 from torchstone.base_spec import OUTSIDE_BUDGET, BaseSpec, DeviceRequest, Priority
@@ -23,7 +24,7 @@ from torchstone.diagnostics import SleepSpec
 from torchstone.errors import FieldError, InvalidRequest
 from torchstone.models import ModelSpec
 from torchstone.parallel import ParallelSpec
-from torchstone.strict import refusal
+from torchstone.strict import near, refusal
 from torchstone.training import TrainSpec
 
 __all__ = [
@@ -231,18 +232,30 @@ def parse_spec(body: Any, *, diagnostics: bool = False) -> AnySpec:
     try:
         return accepted[kind].model_validate(body)  # by its class: a union's own errors would point at /train/epochs
     except ValidationError as error:
-        errors = [_field_error(e["loc"], e["msg"], e["type"]) for e in error.errors(include_url=False)]
+        errors = [_field_error(accepted[kind], e) for e in error.errors(include_url=False)]
         first = errors[0]
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         raise InvalidRequest(f"{first['pointer'] or 'the body'}: {first['detail']}{more}", errors=errors) from None
 
 
-def _field_error(location: tuple[int | str, ...], message: str, code: str) -> FieldError:
+def _field_error(spec: type[BaseModel], error: ErrorDetails) -> FieldError:
+    location, message, code = error["loc"], error["msg"], error["type"]
     pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
     if code == "extra_forbidden":
-        message = "unknown field"
+        message = f"unknown field{near(str(location[-1]), _fields_at(spec, location[:-1]))}"
     elif code == "missing":
         message = "the field is required"
     elif code in ("model_type", "dict_type"):  # pydantic's own sentence names classes of ours
         message = "Input should be an object"
     return {"pointer": pointer, "detail": message.removeprefix("Value error, ")}
+
+
+def _fields_at(spec: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """The fields of the object that lies there in a spec; none where that may be one of several."""
+    found: Any = spec
+    for part in location:
+        field = found.model_fields.get(part)
+        found = field and field.annotation
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            return []
+    return list(found.model_fields)

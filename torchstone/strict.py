@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -26,3 +27,11 @@ def refusal(faults: Sequence[tuple[tuple[int | str, ...], str]]) -> ValidationEr
         for place, sentence in faults
     ]
     return ValidationError.from_exception_data("refused", details)
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """ " (did you mean Linear?)" where something is near `name`, whatever its case."""
+    by_lower = {known.lower(): known for known in names}
+    lower = name[:80].lower()
+    matches = [lower] if lower in by_lower else difflib.get_close_matches(lower, by_lower, n=3, cutoff=0.75)
+    return f" (did you mean {' or '.join(by_lower[match] for match in matches)}?)" if matches else ""

@@ -138,11 +138,19 @@ class Bench:
         return self.store({"type": "checkpoint", "parts": files})
 
     def progress(
-        self, done: float, total: float | None, unit: str, eta_s: float | None = None, message: str = ""
+        self,
+        done: float,
+        total: float | None,
+        unit: str,
+        eta_s: float | None = None,
+        message: str = "",
+        *,
+        begins: bool = False,
     ) -> None:
-        """Tell how far the work has come; more than five a second are dropped, except the last (done == total)."""
+        """Tell how far the work has come; more than five a second are dropped, except the last (done == total), and
+        what tells that something `begins`: it may stand there for long."""
         now = time.monotonic()
-        if now - self._last_progress_s < 0.2 and done != total:
+        if now - self._last_progress_s < 0.2 and done != total and not begins:
             return
         self._last_progress_s = now
         self.send(

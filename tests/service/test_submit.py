@@ -58,6 +58,8 @@ def test_curl_sends_json_under_the_name_of_a_form(service: Service) -> None:
         ({}, "/kind", "required"),
         ([], "", "object"),
         ({**SPEC, "modell": 1}, "/modell", "unknown field"),
+        ({**SPEC, "modle": 1}, "/modle", "did you mean model?"),
+        ({**SPEC, "devices": {"cuont": 1}}, "/devices/cuont", "did you mean count?"),
         ({**SPEC, "devices": 2}, "/devices", "Input should be an object"),
         ({**SPEC, "devices": {"count": -1}}, "/devices/count", "greater than or equal to 1"),
         ({**SPEC, "model": {"preset": "mlp", "layers": []}}, "/model", "one way"),

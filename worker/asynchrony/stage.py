@@ -85,7 +85,7 @@ class Stage:
     def say(self, message: str) -> None:
         """What is being done now."""
         print(message, flush=True)
-        self.bench.progress(self._done, len(self.spec.parts), "parts", None, message)
+        self.bench.progress(self._done, len(self.spec.parts), "parts", None, message, begins=True)
 
     def part_done(self) -> None:
         """One more part has been measured."""

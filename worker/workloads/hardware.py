@@ -138,7 +138,7 @@ class Experiment:
         )
 
     def _tell(self, number: int, message: str) -> None:
-        self.bench.progress(number, len(self.spec.probes), "probes", None, message)
+        self.bench.progress(number, len(self.spec.probes), "probes", None, message, begins=True)
 
     def _take(self, name: str, told: dict[str, Any]) -> None:
         result = self.result

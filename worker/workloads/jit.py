@@ -385,7 +385,7 @@ class Experiment:
 
     def _say(self, message: str) -> None:
         print(message, flush=True)
-        self.bench.progress(0, None, "rounds", None, message)
+        self.bench.progress(0, None, "rounds", None, message, begins=True)
 
 
 def _throughput(timing: Timing, point: Point) -> Figure:

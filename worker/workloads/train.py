@@ -387,4 +387,4 @@ class Experiment:
         print(message, flush=True)
         done = sum(self.steps_told.values())
         total = sum(run.course.total_steps for run in self.runs)
-        self.bench.progress(done, total, "steps", None, message)
+        self.bench.progress(done, total, "steps", None, message, begins=True)

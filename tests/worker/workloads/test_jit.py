@@ -108,6 +108,8 @@ def test_the_environment_names_the_machine_and_the_mode(mlp: Outcome) -> None:
 def test_progress_is_told_with_an_eta(mlp: Outcome) -> None:
     told = [event["progress"] for event in mlp.events if event["type"] == "progress"]
     assert any(p["unit"] == "rounds" and p["done"] > 0 and p["eta_s"] is not None for p in told)
+    begun = {p["message"] for p in told}  # each, however soon it came after the one before
+    assert {f"building {c.of}" for c in mlp.result.comparisons if c.of != "eager_again"} <= begun, begun
 
 
 def test_an_exported_file_runs_without_torchstone(mlp: Outcome, tmp_path: Path) -> None:
