@@ -70,6 +70,8 @@ def configure_logging(level: str, part: str, log_format: str = "text") -> None:
     root.setLevel(level.upper())
     for name in _QUIET:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    # It warns of each doorbell that it puts back when a worker stops listening to a queue, which is as it should be.
+    logging.getLogger("kombu.transport.virtual.base").setLevel(logging.ERROR)
 
 
 def _json(event: Any, **_: Any) -> str:
