@@ -13,9 +13,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup up demo test lint gpu-check clean
 
-# Tests that measure nothing may run two at a time, the others not. LIVES start and break whole services.
+# Tests that measure nothing may run two at a time, the others not. LIVES start and break whole services and workers,
+# or compare what was computed.
 NO_TIMES := tests/torchstone tests/service
-LIVES := tests/faults tests/test_up.py tests/test_compose.py
+LIVES := tests/faults tests/test_up.py tests/test_compose.py \
+  $(addprefix tests/worker/, test_app.py test_checkpoints.py test_faults.py test_host.py test_servers.py \
+    data parallel/test_strategies.py workloads/test_resume.py)
 STAMP := .venv/.installed
 BIN := .venv/bin
 
