@@ -26,13 +26,20 @@ def head(job: Json, result: Json) -> list[str]:
     hosts = (result.get("environment") or {}).get("hosts") or []
     facts += [("machine", line) for line in filter(None, map(_machine, hosts))]
     if attempts:
-        where = f"{', '.join(attempts[-1]['devices'])} on {attempts[-1]['host']}"
         tries = f", attempt {attempts[-1]['number']}" if attempts[-1]["number"] > 1 else ""
-        facts.append(("devices", where + tries))
+        facts.append(("devices", _devices(attempts[-1], hosts) + tries))
     facts += [("software", line) for line in dict.fromkeys(filter(None, map(_software, hosts)))]
     if job.get("finished_at"):
         facts.append(("finished", str(job["finished_at"])[:19].replace("T", " ") + " UTC"))
     return [title, *(line for name, fact in facts for line in folded(fact, f"  {name:<9} "))]
+
+
+def _devices(attempt: Json, hosts: Sequence[Json]) -> str:
+    """What was measured and where: of a host that a job has to itself that can be more than it holds."""
+    measured = [str(device["name"]) for host in hosts for device in host.get("devices") or []]
+    if set(measured) > set(attempt["devices"]):
+        return f"{', '.join(measured)} on {attempt['host']}, which the job had to itself"
+    return f"{', '.join(attempt['devices'])} on {attempt['host']}"
 
 
 def _spec(spec: Json) -> str:

@@ -237,6 +237,18 @@ def test_an_interval_without_an_end_takes_no_row() -> None:
     assert "95 % interval" not in render.text(job(result=Result(figures=[figure])))
 
 
+def test_the_head_names_what_was_measured_where_that_is_more_than_the_job_holds() -> None:
+    def head(*devices: str) -> str:
+        result = full_result()
+        assert result.environment is not None
+        result.environment["hosts"][0]["devices"] = [{"name": name} for name in devices]
+        return row_of(render.text(job(result=result)).split("\n\n")[0], "devices")
+
+    assert head("cpu:0", "cpu:1").endswith("  cpu:0, cpu:1 on a, which the job had to itself")
+    assert head("cpu:0").endswith("  cpu:0 on a")
+    assert head().endswith("  cpu:0 on a")
+
+
 def test_tables_of_words_and_the_head_are_folded() -> None:
     found = [["overlap", "many words " * 20], ["streams", "few words"]]
     figures = [Figure(name="roofline", of=f"way{i}", value=None, unit="1", reason=WHY) for i in range(2)]
