@@ -26,6 +26,7 @@ _MOST_SPANS = 12
 _MOST_FIGURES = 200
 _MOST_COLUMNS = 10
 _ALIKE = 3
+_BEST = "the value is the best repeat, the interval that of the median: it need not contain the value"
 
 
 def text(job: Json) -> str:
@@ -209,7 +210,8 @@ def _figures(result: Json) -> list[str]:
         )
         intervals = [_interval(by_column.get(column)) for column in columns]
         if any(intervals):
-            rows.append(["  95 % interval", "", *intervals])
+            best = any(row.get("statistic") == "best" for row in by_column.values())
+            rows.append(["  95 % interval", "", *intervals, below.cell(_BEST) if best else ""])
     return section("figures", ["name", "at", *columns, "note"], rows, notes=below)
 
 
@@ -218,7 +220,7 @@ def _one_by_one(figures: Sequence[Json]) -> list[str]:
 
     Those of one name that are null for one reason are one row.
     """
-    header = ["name", "of", "at", "value", "95 % interval", "bytes", "FLOP", "count", "seconds", "note"]
+    header = ["name", "of", "at", "value", "value is", "95 % interval", "bytes", "FLOP", "count", "seconds", "note"]
     rows, notes = [], Notes()
     unknown: dict[tuple[str, str], list[Json]] = {}
     for row in figures:
@@ -229,9 +231,10 @@ def _one_by_one(figures: Sequence[Json]) -> list[str]:
         if len(alike) >= _ALIKE:
             if row is alike[0]:
                 of = f"{row['of']} and {len(alike) - 1} more"
-                rows.append([row["name"], of, *[""] * 7, notes.cell(row["reason"])])
+                rows.append([row["name"], of, *[""] * 8, notes.cell(row["reason"])])
             continue
-        rows.append([row["name"], row["of"], point_in_words(row), _figure(row), _interval(row)])
+        rows.append([row["name"], row["of"], point_in_words(row), _figure(row)])
+        rows[-1] += [_statistic(row, notes), _interval(row)]
         rows[-1] += [f"{row[key]:,}" if row.get(key) is not None else "" for key in ("bytes", "flop", "count")]
         rows[-1] += [quantity(row["seconds"], "s") if row.get("seconds") is not None else ""]
         rows[-1] += [notes.cell(row.get("reason") or row.get("note") or row.get("method") or "")]
@@ -240,6 +243,12 @@ def _one_by_one(figures: Sequence[Json]) -> list[str]:
 
 def _figure(row: Json | None) -> str:
     return "" if row is None else quantity(row.get("value"), row["unit"])
+
+
+def _statistic(row: Json, notes: Notes) -> str:
+    """Which of its repeats a figure is, where it tells."""
+    statistic = str(row.get("statistic") or "")
+    return f"{statistic} {notes.cell(_BEST)}" if statistic == "best" and _interval(row) else statistic
 
 
 def _interval(row: Json | None) -> str:

@@ -232,6 +232,23 @@ def test_long_notes_are_folded_and_long_timelines_cut() -> None:
     assert len(render.csv(job(result=of_parts())).split("push")) == 1 + 2 * 30
 
 
+def test_the_value_of_a_best_repeat_is_told_from_the_interval_of_the_median() -> None:
+    def reading(of: str, statistic: str) -> Figure:
+        more = {"ci95": [3.1e9, 4.4e9], "statistic": statistic}
+        return Figure.model_validate({"name": "rate", "of": of, "value": 4.7e9, "unit": "B/s", **more})
+
+    told = "[1] the value is the best repeat, the interval that of the median: it need not contain the value"
+    many = [reading("memory", "best"), *(reading(f"way{i}", "median") for i in range(12))]
+    text = render.text(job(result=Result(figures=many)))
+    assert re.search(r"4\.700 GB/s +best \[1\] +3\.100 \.\. 4\.400$", row_of(text, "rate", "memory"))
+    assert re.search(r"4\.700 GB/s +median +3\.100 \.\. 4\.400$", row_of(text, "rate", "way1"))
+    assert text.count(told) == 1
+
+    few = render.text(job(result=Result(figures=many[:1])))
+    assert row_of(few, "95 % interval").endswith("3.100 .. 4.400  [1]") and few.count(told) == 1
+    assert told not in render.text(job(result=Result(figures=many[1:2])))
+
+
 def test_an_interval_without_an_end_takes_no_row() -> None:
     figure = Figure.model_validate({"name": "calls", "of": "way", "value": 3.0, "unit": "calls", "ci95": [1.0, None]})
     assert "95 % interval" not in render.text(job(result=Result(figures=[figure])))
