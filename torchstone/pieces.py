@@ -15,6 +15,9 @@ from torchstone.columns import aligned
 from torchstone.quantities import number
 
 WIDEST = 120
+_INDENT = "  "
+WITHIN = WIDEST - len(_INDENT)
+"""What is left of that below a title."""
 _MOST_ROWS = 40
 _LONGEST_IN_A_ROW = 40
 
@@ -42,8 +45,7 @@ class Notes:
         """Below the table."""
         found = []
         for index, text in enumerate(self.texts, 1):
-            mark = f"  [{index}] "
-            found += textwrap.wrap(text, WIDEST, initial_indent=mark, subsequent_indent=" " * len(mark))
+            found += folded(text, f"  [{index}] ")
         return found
 
 
@@ -59,12 +61,19 @@ def section(
     if not rows:
         return []
     more = [f"  ... and {len(rows) - most} more: {rest}"] if len(rows) > most else []
-    return [title, *indent(aligned(header, rows[:most])), *more, *(notes.lines() if notes else [])]
+    return [title, *indent(aligned(header, rows[:most], WITHIN)), *more, *(notes.lines() if notes else [])]
 
 
 def indent(lines: Sequence[str]) -> list[str]:
     """Below a title."""
-    return [f"  {line}".rstrip() for line in lines]
+    return [f"{_INDENT}{line}".rstrip() for line in lines]
+
+
+def folded(text: str, mark: str) -> list[str]:
+    """`text` after its mark, in a column of its own."""
+    return textwrap.wrap(
+        text, WIDEST, initial_indent=mark, subsequent_indent=" " * len(mark), break_on_hyphens=False
+    ) or [mark.rstrip()]
 
 
 def cell(value: Any) -> str:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torchstone.columns import aligned
+from torchstone.heading import head
 from torchstone.matching import agrees, is_about, is_of, point_in_words, point_keys, same_place, value_at
-from torchstone.pieces import WIDEST, Notes, cell, indent, section
+from torchstone.pieces import WITHIN, Notes, cell, indent, section
 from torchstone.quantities import Scale, error, measure, number, quantity, scale, unit_of_axis
 from torchstone.tidy import csv
 
@@ -25,16 +26,14 @@ _MOST_SPANS = 12
 _MOST_FIGURES = 200
 _MOST_COLUMNS = 10
 _ALIKE = 3
-_MOST_LETTERS = 160
-_NOT_MEASURED = {"kind", "name", "labels", "devices", "isolation", "priority", "timeout_s", "start_within_s"}
-"""Of a spec, what says how the job is run and not what is measured; or stands in the head already."""
+_BEST = "the value is the best repeat, the interval that of the median: it need not contain the value"
 
 
 def text(job: Json) -> str:
     """The whole job as plain text, sections divided by empty lines; it ends with a newline."""
     result = job.get("result") or {}
     sections = [
-        _header(job, result),
+        head(job, result),
         *_timings(result),
         _comparisons(result),
         _checks(result),
@@ -47,72 +46,6 @@ def text(job: Json) -> str:
         _artifacts(result),
     ]
     return "\n\n".join("\n".join(map(_plain, section)) for section in sections if section) + "\n"
-
-
-# -- the head ---------------------------------------------------------------------------------------------------
-
-
-def _header(job: Json, result: Json) -> list[str]:
-    title = f"{job['kind']} {job['id']}" + (f" ({job['name']})" if job.get("name") else "")
-    facts = [("state", _state(job))]
-    facts += [("spec", line) for line in filter(None, [_spec(job.get("spec") or {})])]
-    attempts = job.get("attempts") or []
-    hosts = (result.get("environment") or {}).get("hosts") or []
-    facts += [("machine", line) for line in filter(None, map(_machine, hosts))]
-    if attempts:
-        where = f"{', '.join(attempts[-1]['devices'])} on {attempts[-1]['host']}"
-        tries = f", attempt {attempts[-1]['number']}" if attempts[-1]["number"] > 1 else ""
-        facts.append(("devices", where + tries))
-    facts += [("software", line) for line in dict.fromkeys(filter(None, map(_software, hosts)))]
-    if job.get("finished_at"):
-        facts.append(("finished", str(job["finished_at"])[:19].replace("T", " ") + " UTC"))
-    return [title, *(f"  {name:<9} {fact}" for name, fact in facts)]
-
-
-def _spec(spec: Json) -> str:
-    """What was measured: every setting that is on, a long one cut."""
-    facts = []
-    for key, value in spec.items():
-        if key not in _NOT_MEASURED and value not in (None, False, [], {}):
-            told = "true" if value is True else cell(value)
-            facts.append(f"{key} {told if len(told) <= _MOST_LETTERS else told[:_MOST_LETTERS] + ' ...'}")
-    return ", ".join(facts)
-
-
-def _state(job: Json) -> str:
-    state = str(job["state"])
-    fault, progress, waiting = job.get("error"), job.get("progress"), job.get("waiting_for")
-    if fault:
-        return f"{state}: {fault.get('code')}: {fault.get('message')}"
-    if state == "queued" and waiting:
-        place = f", position {waiting['position']}" if waiting.get("position") is not None else ""
-        return f"{state}{place}: {waiting.get('reason', '')}"
-    if state == "running" and progress and progress.get("total"):
-        return f"{state}: {progress['done']:g} of {progress['total']:g} {progress.get('unit', '')}".rstrip()
-    return state
-
-
-def _machine(host: Json) -> str:
-    cores = host.get("cores")
-    used = f"cores {', '.join(map(str, cores))} of {host.get('cpu_count', '?')}" if cores else None
-    memory = host.get("memory_bytes")
-    words = [host.get("cpu_model"), used, quantity(memory, "B") if memory else None, host.get("system")]
-    threads = _found(host, "threads")
-    words.append(f"{threads} thread{'' if threads == 1 else 's'}" if threads is not None else None)
-    return ", ".join(str(word) for word in words if word)
-
-
-def _software(host: Json) -> str:
-    libraries = host.get("libraries") or {}
-    words = [f"{name} {libraries[name]}" for name in ("torch", "numpy", "torchstone") if name in libraries]
-    python = [f"Python {host['python']}"] if host.get("python") else []
-    return ", ".join(words + python)
-
-
-def _found(host: Json, key: str) -> Any:
-    """A fact of the host itself, or of the first group of facts that has it (torch's are a group of their own)."""
-    groups = [host, *(value for value in host.values() if isinstance(value, Mapping))]
-    return next((group[key] for group in groups if key in group), None)
 
 
 # -- timings with what belongs to them --------------------------------------------------------------------------
@@ -265,17 +198,21 @@ def _figures(result: Json) -> list[str]:
     if len(columns) > _MOST_COLUMNS or filled < len(figures) or 3 * filled < len(columns) * len(found):
         return _one_by_one(figures)
     names = list(dict.fromkeys(row["name"] for row in figures))
-    rows = []
+    rows, below = [], Notes()
     for (name, point), by_column in sorted(found.items(), key=lambda cell: names.index(cell[0][0])):
         reasons: dict[str, list[str]] = {}
         for of, row in by_column.items():
             if told := row.get("reason") or row.get("note"):
                 reasons.setdefault(told, []).append(of)
         notes = [f"{', '.join(of)}: {reason}" if len(of) < len(columns) else reason for reason, of in reasons.items()]
-        rows.append([name, point, *(_figure(by_column.get(column)) for column in columns), "; ".join(notes)])
-        if any(row.get("ci95") for row in by_column.values()):
-            rows.append(["  95 % interval", "", *(_interval(by_column.get(column)) for column in columns)])
-    return section("figures", ["name", "at", *columns, "note"], rows)
+        rows.append(
+            [name, point, *(_figure(by_column.get(column)) for column in columns), below.cell("; ".join(notes))]
+        )
+        intervals = [_interval(by_column.get(column)) for column in columns]
+        if any(intervals):
+            best = any(row.get("statistic") == "best" for row in by_column.values())
+            rows.append(["  95 % interval", "", *intervals, below.cell(_BEST) if best else ""])
+    return section("figures", ["name", "at", *columns, "note"], rows, notes=below)
 
 
 def _one_by_one(figures: Sequence[Json]) -> list[str]:
@@ -283,7 +220,7 @@ def _one_by_one(figures: Sequence[Json]) -> list[str]:
 
     Those of one name that are null for one reason are one row.
     """
-    header = ["name", "of", "at", "value", "95 % interval", "bytes", "FLOP", "count", "seconds", "note"]
+    header = ["name", "of", "at", "value", "value is", "95 % interval", "bytes", "FLOP", "count", "seconds", "note"]
     rows, notes = [], Notes()
     unknown: dict[tuple[str, str], list[Json]] = {}
     for row in figures:
@@ -294,9 +231,10 @@ def _one_by_one(figures: Sequence[Json]) -> list[str]:
         if len(alike) >= _ALIKE:
             if row is alike[0]:
                 of = f"{row['of']} and {len(alike) - 1} more"
-                rows.append([row["name"], of, *[""] * 7, notes.cell(row["reason"])])
+                rows.append([row["name"], of, *[""] * 8, notes.cell(row["reason"])])
             continue
-        rows.append([row["name"], row["of"], point_in_words(row), _figure(row), _interval(row)])
+        rows.append([row["name"], row["of"], point_in_words(row), _figure(row)])
+        rows[-1] += [_statistic(row, notes), _interval(row)]
         rows[-1] += [f"{row[key]:,}" if row.get(key) is not None else "" for key in ("bytes", "flop", "count")]
         rows[-1] += [quantity(row["seconds"], "s") if row.get("seconds") is not None else ""]
         rows[-1] += [notes.cell(row.get("reason") or row.get("note") or row.get("method") or "")]
@@ -305,6 +243,12 @@ def _one_by_one(figures: Sequence[Json]) -> list[str]:
 
 def _figure(row: Json | None) -> str:
     return "" if row is None else quantity(row.get("value"), row["unit"])
+
+
+def _statistic(row: Json, notes: Notes) -> str:
+    """Which of its repeats a figure is, where it tells."""
+    statistic = str(row.get("statistic") or "")
+    return f"{statistic} {notes.cell(_BEST)}" if statistic == "best" and _interval(row) else statistic
 
 
 def _interval(row: Json | None) -> str:
@@ -356,7 +300,7 @@ def _tables(result: Json) -> Iterator[list[str]]:
 
 def _skipped(result: Json) -> list[str]:
     rows = [[row["of"], row.get("status", "skipped"), row["reason"]] for row in result.get("skipped") or []]
-    return ["not measured", *indent(aligned([], rows))] if rows else []
+    return ["not measured", *indent(aligned([], rows, most=WITHIN))] if rows else []
 
 
 def _quality(result: Json) -> list[str]:
@@ -366,7 +310,7 @@ def _quality(result: Json) -> list[str]:
     floor = result.get("noise_floor")
     grade = f"quality: {quality['grade']}" + (f", noise floor {100 * floor:.2f} %" if floor is not None else "")
     rows = [[code["code"], code["severity"], _evidence(code.get("evidence") or {})] for code in quality["codes"]]
-    return [grade, *indent(aligned([], rows, most=WIDEST))]
+    return [grade, *indent(aligned([], rows, most=WITHIN))]
 
 
 def _artifacts(result: Json) -> list[str]:

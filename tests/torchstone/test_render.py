@@ -18,7 +18,7 @@ from torchstone import render
 from torchstone.columns import aligned
 from torchstone.jobs import State
 from torchstone.quantities import error, number, quantity, scale
-from torchstone.results import Check, Code, Comparison, Curve, Figure, Quality, Result, Span
+from torchstone.results import Check, Code, Comparison, Curve, Figure, Quality, Result, Span, Table
 
 
 def row_of(text: str, *words: str) -> str:
@@ -225,11 +225,79 @@ def test_a_long_reason_stands_once_below_its_table() -> None:
 def test_long_notes_are_folded_and_long_timelines_cut() -> None:
     text = render.text(job(result=of_parts()))
     assert " ".join(text.split()).count("many words") == 20
-    assert max(map(len, text.splitlines())) <= 125
+    assert max(map(len, text.splitlines())) <= 120
     spans = next(s for s in text.split("\n\n") if s.startswith("spans")).splitlines()
     assert len(spans) == 3 + 12 + 1
     assert spans[-1] == f"  ... and 18 more: see result.csv, and as pictures /v1/jobs/{ID}/charts"
     assert len(render.csv(job(result=of_parts())).split("push")) == 1 + 2 * 30
+
+
+def test_the_value_of_a_best_repeat_is_told_from_the_interval_of_the_median() -> None:
+    def reading(of: str, statistic: str) -> Figure:
+        more = {"ci95": [3.1e9, 4.4e9], "statistic": statistic}
+        return Figure.model_validate({"name": "rate", "of": of, "value": 4.7e9, "unit": "B/s", **more})
+
+    told = "[1] the value is the best repeat, the interval that of the median: it need not contain the value"
+    many = [reading("memory", "best"), *(reading(f"way{i}", "median") for i in range(12))]
+    text = render.text(job(result=Result(figures=many)))
+    assert re.search(r"4\.700 GB/s +best \[1\] +3\.100 \.\. 4\.400$", row_of(text, "rate", "memory"))
+    assert re.search(r"4\.700 GB/s +median +3\.100 \.\. 4\.400$", row_of(text, "rate", "way1"))
+    assert text.count(told) == 1
+
+    few = render.text(job(result=Result(figures=many[:1])))
+    assert row_of(few, "95 % interval").endswith("3.100 .. 4.400  [1]") and few.count(told) == 1
+    assert told not in render.text(job(result=Result(figures=many[1:2])))
+
+
+def test_an_interval_without_an_end_takes_no_row() -> None:
+    figure = Figure.model_validate({"name": "calls", "of": "way", "value": 3.0, "unit": "calls", "ci95": [1.0, None]})
+    assert "95 % interval" not in render.text(job(result=Result(figures=[figure])))
+
+
+def test_the_head_names_what_was_measured_where_that_is_more_than_the_job_holds() -> None:
+    def head(*devices: str) -> str:
+        result = full_result()
+        assert result.environment is not None
+        result.environment["hosts"][0]["devices"] = [{"name": name} for name in devices]
+        return row_of(render.text(job(result=result)).split("\n\n")[0], "devices")
+
+    assert head("cpu:0", "cpu:1").endswith("  cpu:0, cpu:1 on a, which the job had to itself")
+    assert head("cpu:0").endswith("  cpu:0 on a")
+    assert head().endswith("  cpu:0 on a")
+
+
+def test_tables_of_words_and_the_head_are_folded() -> None:
+    found = [["overlap", "many words " * 20], ["streams", "few words"]]
+    figures = [Figure(name="roofline", of=f"way{i}", value=None, unit="1", reason=WHY) for i in range(2)]
+    result = Result(tables=[Table(name="findings", columns=["part", "found"], rows=found)], figures=figures)
+    text = render.text(job(result=result, spec={"kind": "jit", **{f"setting_{i}": i + 1 for i in range(20)}}))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 120
+    assert " ".join(text.split()).count("many words") == 20
+    first = lines.index(row_of(text, "overlap", *["many words"] * 9))
+    assert lines[first + 1].startswith(" " * lines[first].index("many") + "many words")
+    spec = lines.index(row_of(text, "spec", "setting_0"))
+    assert re.match(r" {12}\w", lines[spec + 1])
+
+
+def test_columns_of_words_are_folded_and_none_of_numbers() -> None:
+    rows = [
+        ["reference to memory, small pages", "671.0 ns", "memory latency at pages=small"],
+        ["fsync", "4 ms", "disk"],
+    ]
+    assert aligned(["event", "here", "how"], rows, 60) == [
+        "event                         here  how",
+        "------------------------  --------  ------------------------",
+        "reference to memory,      671.0 ns  memory latency at",
+        "small pages                         pages=small",
+        "fsync                         4 ms  disk",
+    ]
+
+
+def test_a_table_that_folding_cannot_make_narrow_enough_is_not_folded() -> None:
+    rows = [["some words that could be folded", *["123456.7"] * 9]]
+    header = ["of", *"abcdefghi"]
+    assert aligned(header, rows, 80) == aligned(header, rows)
 
 
 @pytest.mark.parametrize(

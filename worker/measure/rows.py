@@ -80,8 +80,9 @@ def judge(
     for of, ratio in ratios.items():
         withheld = wrong.get(of) or wrong.get(baseline) or None
         cold_s, warm_s = _cold(builds[of]), builds[of].get("build_warm_s")
-        # Where a call saves nothing, or too few rounds tell, nothing is ever paid back.
-        pays = cold_s is not None and not withheld and ratio.saved > 0 and record.rounds >= statistics.FEWEST_ROUNDS
+        verdict = "withheld" if withheld else statistics.verdict(ratio.interval, delta)
+        # Where it is not known that a call saves something, nothing is known to be paid back.
+        pays = verdict == "faster" and cold_s is not None and ratio.saved > 0
         if pays:
             found.figures += _break_even(ratio, cold_s, name="break_even_calls_cold", of=of, at=at)
             found.figures += _break_even(ratio, warm_s, name="break_even_calls_warm", of=of, at=at)
@@ -95,7 +96,7 @@ def judge(
                 ci95=None if withheld else statistics.finite(ratio.interval),
                 p10_speedup=None if withheld else ratio.p10_ratio,
                 noise_floor=found.noise_floor,
-                verdict="withheld" if withheld else statistics.verdict(ratio.interval, delta),
+                verdict=verdict,
                 reason=withheld,
                 break_even_calls=cold_s / ratio.saved if pays and cold_s is not None else None,
             )
