@@ -220,7 +220,7 @@ class Experiment:
         for number in range(1, epochs + 1):
             under_way = [run for run in self.runs if not run.is_over and number > len(run.epochs)]
             for run in random.Random(f"{self.spec.seed}/{number}").sample(under_way, len(under_way)):
-                self._say(f"{run.setting.key}: epoch {number} of {run.course.epochs}")
+                self._say(f"{run.setting.key}: epoch {number} of {run.course.epochs}", begins=False)
                 try:
                     self._train_epoch(run, self.gangs[run.setting.key], number)
                 except GangFailed as failure:
@@ -383,8 +383,8 @@ class Experiment:
         eta_s = (time.perf_counter() - self.begun_s) / ours * (total - done) if ours > 0 else None
         self.bench.progress(done, total, "steps", eta_s, f"{key}, step {steps}")
 
-    def _say(self, message: str) -> None:
+    def _say(self, message: str, begins: bool = True) -> None:
         print(message, flush=True)
         done = sum(self.steps_told.values())
         total = sum(run.course.total_steps for run in self.runs)
-        self.bench.progress(done, total, "steps", None, message, begins=True)
+        self.bench.progress(done, total, "steps", None, message, begins=begins)
