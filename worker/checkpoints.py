@@ -34,6 +34,7 @@ class CheckpointKeeper:
         self.store, self.blobs, self.holder, self.folder = store, blobs, holder, folder / "saved"
         self.log = structlog.get_logger(__name__).bind(job_id=holder.job_id, attempt=holder.attempt)
         self._thread: threading.Thread | None = None
+        self._is_storing = False
 
     def fetch(self) -> tuple[dict[str, Path], str | None]:
         """The files that earlier attempts have saved, by name; or none, and the reason, where one of them is unusable.
@@ -56,13 +57,18 @@ class CheckpointKeeper:
 
     def take(self, event: dict[str, Any], reply: Callable[[dict[str, Any]], None]) -> None:
         """Store what the job has saved, and tell it; one at a time."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._is_storing:
             reply({"stored": False})
             return
         parts = [(str(part["name"]), Path(part["path"])) for part in event["parts"]]
-        self._thread = threading.Thread(
-            target=lambda: reply({"stored": self._store(parts)}), name="checkpoint", daemon=True
-        )
+        self._is_storing = True
+
+        def store() -> None:
+            stored = self._store(parts)
+            self._is_storing = False  # before the answer: the job may save again at once
+            reply({"stored": stored})
+
+        self._thread = threading.Thread(target=store, name="checkpoint", daemon=True)
         self._thread.start()
 
     def settle(self) -> None:

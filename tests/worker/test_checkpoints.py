@@ -169,6 +169,24 @@ def test_a_commit_whose_answer_is_lost_costs_no_checkpoint(
     assert shelf.stored() == []
 
 
+def test_a_job_may_save_again_as_soon_as_it_was_told(shelf: Shelf) -> None:
+    answers: list[bool] = []
+
+    def take() -> None:
+        path = shelf.folder / f"part-{len(answers)}"
+        path.write_bytes(path.name.encode())
+        shelf.keeper.take({"parts": [{"name": "ddp", "path": str(path)}]}, told)
+
+    def told(answer: dict[str, bool]) -> None:
+        answers.append(answer["stored"])
+        if len(answers) < 3:
+            take()
+
+    take()
+    until(lambda: len(answers) == 3)
+    assert answers == [True, True, True] and shelf.fetched() == b"part-2"
+
+
 def test_an_attempt_that_lost_its_job_leaves_nothing_behind(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given an attempt that loses its job while the bytes are on their way, and a collection in between
     put = shelf.blobs.put
