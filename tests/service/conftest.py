@@ -124,7 +124,12 @@ def _serving(settings: Settings, scratch: Path) -> Iterator[Service]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     config = uvicorn.Config(
-        create_app(settings), log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=1
+        create_app(settings),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=60,  # a test may think for longer than 5 s between two requests
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="uvicorn")
