@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import subprocess
@@ -19,11 +18,7 @@ from tests.running import Running, running
 from tests.torchstone.processes import wait_until
 from torchstone.client import Client
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker needs torch"),
-    pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra"),
-]
+pytestmark = pytest.mark.slow
 
 NORMALISED = {
     "layers": [

@@ -7,7 +7,6 @@ is changed. PostgreSQL and Valkey run as they would in their images. The order i
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import signal
@@ -58,8 +57,6 @@ def test_every_variable_is_a_setting() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker needs torch")
-@pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra")
 def test_every_command_runs_becomes_healthy_and_together_they_do_a_job(tmp_path: Path) -> None:
     with postgresql_server() as server, marked() as mark, contextlib.ExitStack() as stack:
         local = Local(tmp_path, mark, server)

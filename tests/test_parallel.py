@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import httpx
@@ -11,11 +10,7 @@ import pytest
 from tests.running import running
 from torchstone.client import Client
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker needs torch"),
-    pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra"),
-]
+pytestmark = pytest.mark.slow
 
 SPEC = {"kind": "parallel", "size": 128, "repeats": 8, "devices": {"type": "cpu", "count": 2}, "budget_s": 3}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 import sys
@@ -19,8 +18,6 @@ from torchstone.client import Client
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker needs torch"),
-    pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra"),
 ]
 
 MLP = {"kind": "jit", "model": {"preset": "mlp"}, "calls": 100}

@@ -11,7 +11,6 @@ Leases are 6 s here, not 30.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import resource
 import shutil
@@ -37,8 +36,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="uses Linux' ways of ending processes"),
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the worker needs torch"),
-    pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra"),
 ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import socket
@@ -27,8 +26,6 @@ from torchstone.jobs import State
 from torchstone.settings import Settings
 from torchstone.store import Store, claims, hosts, leases, logs, migrate
 from torchstone.store.artifacts import Blobs
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="the API needs the service extra")
 
 SPEC = {"kind": "jit", "model": {"preset": "mlp"}, "labels": {"team": "vision"}}
 BYTES = os.urandom(3 << 20)
