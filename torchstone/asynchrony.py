@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from torchstone.base_spec import OUTSIDE_BUDGET, BaseSpec
 from torchstone.facts import BYTES
-from torchstone.strict import refusal
+from torchstone.strict import each_once
 
 
 class Part(StrEnum):
@@ -55,6 +55,5 @@ class AsyncSpec(BaseSpec):
 
     @model_validator(mode="after")
     def _each_part_is_named_once(self) -> Self:
-        if len(set(self.parts)) != len(self.parts):
-            raise refusal([(("parts",), "each may be named once")])
+        each_once(self, "parts")
         return self

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from torchstone.base_spec import OUTSIDE_BUDGET, BaseSpec
-from torchstone.strict import refusal
+from torchstone.strict import each_once, refusal
 
 _ITEM_BYTES = {"float32": 4, "float64": 8}
 
@@ -66,8 +66,7 @@ class ParallelSpec(BaseSpec):
 
     @model_validator(mode="after")
     def _devices_are_enough(self) -> Self:
-        if len(set(self.parts)) != len(self.parts):
-            raise refusal([(("parts",), "each may be named once")])
+        each_once(self, "parts")
         need = [part.value for part in self.parts if part in NEEDS_TWO]
         if need and self.devices.count < 2:
             rest = [part.value for part in self.parts if part not in NEEDS_TWO] or ["overlap", "streams"]

@@ -24,7 +24,7 @@ from torchstone.diagnostics import SleepSpec
 from torchstone.errors import FieldError, InvalidRequest
 from torchstone.models import ModelSpec
 from torchstone.parallel import ParallelSpec
-from torchstone.strict import near, refusal
+from torchstone.strict import each_once, near, refusal
 from torchstone.training import TrainSpec
 
 __all__ = [
@@ -100,9 +100,7 @@ class JitSpec(BaseSpec):
     def _baseline_takes_part(self) -> Self:
         if self.baseline not in self.variants:
             raise refusal([(("baseline",), f"{self.baseline.value!r} is not among the variants")])
-        for what, values in (("variants", self.variants), ("batch_sizes", self.batch_sizes)):
-            if len(set(values)) != len(values):
-                raise refusal([((what,), "each may be named once")])
+        each_once(self, "variants", "batch_sizes")
         return self
 
 
@@ -146,8 +144,7 @@ class HardwareSpec(BaseSpec):
 
     @model_validator(mode="after")
     def _each_probe_once(self) -> Self:
-        if len(set(self.probes)) != len(self.probes):
-            raise refusal([(("probes",), "each may be named once")])
+        each_once(self, "probes")
         return self
 
 

@@ -29,6 +29,14 @@ def refusal(faults: Sequence[tuple[tuple[int | str, ...], str]]) -> ValidationEr
     return ValidationError.from_exception_data("refused", details)
 
 
+def each_once(spec: BaseModel, *fields: str) -> None:
+    """Raises what refuses the first of these fields, lists all, in which something is named twice."""
+    for field in fields:
+        values = getattr(spec, field)
+        if len(set(values)) != len(values):
+            raise refusal([((field,), "each may be named once")])
+
+
 def near(name: str, names: Iterable[str]) -> str:
     """ " (did you mean Linear?)" where something is near `name`, whatever its case."""
     by_lower = {known.lower(): known for known in names}

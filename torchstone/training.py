@@ -25,7 +25,7 @@ from torchstone.data_specs import DatasetSpec, NamedDataset, integers_fault
 from torchstone.layers import LAYERS
 from torchstone.models import LayersModel, ModelSpec, PresetModel
 from torchstone.shapes import Shape
-from torchstone.strict import Strict, refusal
+from torchstone.strict import Strict, each_once, refusal
 
 _NON_NEGATIVE = Field(0.0, ge=0)
 LearningRate = Annotated[float, Field(ge=0, description="0 = nothing is learned: losses of the initial weights.")]
@@ -227,9 +227,7 @@ class TrainSpec(BaseSpec):
 
     @model_validator(mode="after")
     def _each_is_named_once(self) -> Self:
-        for what, values in (("strategies", self.strategies), ("scaling", self.scaling)):
-            if len(set(values)) != len(values):
-                raise refusal([((what,), "each may be named once")])
+        each_once(self, "strategies", "scaling")
         return self
 
     @model_validator(mode="after")
