@@ -7,7 +7,8 @@
         read()                                           # slot i <- the block at offsets[i]
 
 Deep queues use the kernel's own asynchronous I/O (io_submit, as fio's `libaio` does): all requests of a run are
-prepared beforehand, so that Python is busy for two system calls a batch, not for each block. Threads with preadv and
+prepared beforehand, and the C kernels keep them in flight. Without those Python does, with two system calls for each
+batch of blocks that came; a device that answers block by block is then faster than Python. Threads with preadv and
 pwritev take over where a kernel or a sandbox has no such calls; they top out early, at the interpreter's lock.
 """
 
@@ -31,10 +32,14 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from worker.hardware.native import Kernels
+
 Operation = Literal["read", "write"]
 Offsets = NDArray[np.int64]
 
 ALIGNMENT = mmap.PAGESIZE
+HUGE_BYTES = 2 << 20
+"""A huge page of x86-64, and of aarch64 with pages of 4 KiB."""
 _NAME = "storage-probe"
 _CALLS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 """machine -> numbers of io_setup, io_destroy, io_getevents, io_submit (asm/unistd.h)."""
@@ -94,13 +99,22 @@ def open_unnamed(folder: Path, size_bytes: int) -> Iterator[UnnamedFile]:
 
 
 class Slots:
-    """`count` buffers of `bytes_each`, aligned to pages: `array` has a row of 8-byte words for each."""
+    """`count` buffers of `bytes_each`, aligned to pages: `array` has a row of 8-byte words for each.
+
+    They lie in huge pages where the kernel grants them: of small ones a request of 1 MiB needs as many pieces as
+    chance has scattered, and the same device gives a third or all of its rate.
+    """
 
     def __init__(self, count: int, bytes_each: int) -> None:
         assert bytes_each % ALIGNMENT == 0
         self.count, self.bytes_each = count, bytes_each
-        self._memory = mmap.mmap(-1, count * bytes_each)
-        self.array = np.frombuffer(self._memory, np.uint64).reshape(count, -1)
+        self._memory = mmap.mmap(-1, count * bytes_each + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        memory = np.frombuffer(self._memory, np.uint8)
+        first = -memory.ctypes.data % HUGE_BYTES
+        self.array = memory[first : first + count * bytes_each].view(np.uint64).reshape(count, -1)
         self.address = int(self.array.ctypes.data)
         self.views = [row.data for row in self.array.view(np.uint8)]
 
@@ -108,9 +122,9 @@ class Slots:
 class Requests:
     """Runs reads and writes with up to `depth` of them in flight."""
 
-    def __init__(self, depth: int, *, asynchronous: bool = True) -> None:
+    def __init__(self, depth: int, *, asynchronous: bool = True, kernels: Kernels | None = None) -> None:
         """`asynchronous=False` takes threads even where the kernel has asynchronous I/O."""
-        self.depth = depth
+        self.depth, self._kernels = depth, kernels
         self._context = _setup(depth) if asynchronous and depth > 1 else None
         self._threads = ThreadPoolExecutor(depth) if self._context is None and depth > 1 else None
 
@@ -120,7 +134,8 @@ class Requests:
         if self.depth == 1:
             return "preadv/pwritev, one request at a time"
         if self._context is not None:
-            return f"kernel AIO (io_submit), one thread, {self.depth} requests in flight"
+            looped = "in C" if self._kernels is not None else "in Python, which limits small requests"
+            return f"kernel AIO (io_submit), one thread, {self.depth} requests in flight, kept so {looped}"
         return f"{self.depth} threads with preadv/pwritev (no kernel AIO here: Python's lock limits small requests)"
 
     def __enter__(self) -> Self:
@@ -140,7 +155,7 @@ class Requests:
         """
         assert len(offsets) <= slots.count
         if self._context is not None:
-            return _Asynchronous(self._context, self.depth, operation, descriptor, slots, offsets).run
+            return _Asynchronous(self._context, self.depth, operation, descriptor, slots, offsets, self._kernels).run
         return _Synchronous(self._threads, self.depth, operation, descriptor, slots, offsets).run
 
 
@@ -176,9 +191,16 @@ class _Synchronous:
 
 class _Asynchronous:
     def __init__(
-        self, context: int, depth: int, operation: Operation, descriptor: int, slots: Slots, offsets: Offsets
+        self,
+        context: int,
+        depth: int,
+        operation: Operation,
+        descriptor: int,
+        slots: Slots,
+        offsets: Offsets,
+        kernels: Kernels | None,
     ) -> None:
-        self._context, self._depth, self._slots = context, depth, slots
+        self._context, self._depth, self._slots, self._kernels = context, depth, slots, kernels
         self._count = count = len(offsets)
         self._requests = requests = np.zeros(count, _REQUEST)
         requests["opcode"], requests["descriptor"] = _OPCODES[operation], descriptor
@@ -188,6 +210,15 @@ class _Asynchronous:
         self._events = np.zeros(count, _EVENT)
 
     def run(self) -> None:
+        if self._kernels is not None:
+            self._kernels.keep_in_flight(self._context, self._depth, self._pointers, self._events)
+        else:
+            self._keep_in_flight()
+        results = self._events["result"]
+        for result in results[results != self._slots.bytes_each][:1]:
+            raise OSError(-result, os.strerror(-result)) if result < 0 else _short(int(result), self._slots.bytes_each)
+
+    def _keep_in_flight(self) -> None:
         _, _, get_events, submit = _CALLS[platform.machine()]
         context, depth, count = self._context, self._depth, self._count
         pointers, events = int(self._pointers.ctypes.data), int(self._events.ctypes.data)
@@ -204,9 +235,6 @@ class _Asynchronous:
             done += _call(get_events, context, 1, begun - done, events + _EVENT.itemsize * done)
         if failure is not None:
             raise failure
-        results = self._events["result"]
-        for result in results[results != self._slots.bytes_each][:1]:
-            raise OSError(-result, os.strerror(-result)) if result < 0 else _short(int(result), self._slots.bytes_each)
 
 
 def _short(moved: int, wanted: int) -> OSError:

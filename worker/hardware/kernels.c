@@ -4,12 +4,17 @@
  * Kernels that run on several cores are entered by one thread a core; they wait for each other at `gate`, a counter
  * that starts at 0, and note by the monotonic clock when each began and ended.
  */
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 static double now_s(void) {
     struct timespec t;
@@ -165,4 +170,29 @@ double mutexes(uint64_t count) {
         pthread_mutex_unlock(&mutex);
     }
     return now_s() - begun;
+}
+
+/* Keep up to `depth` of `count` prepared requests (struct iocb) in flight until all are done; each leaves one of
+ * `events` (struct io_event, of `event_bytes`). 0, or the errno of a call that failed, once nothing is in flight.
+ * Submitted one by one: of several in one call the kernel holds back the first until it has seen the last. */
+int64_t keep_in_flight(uint64_t context, int64_t depth, int64_t count, void **requests, char *events,
+                       int64_t event_bytes) {
+#if defined(SYS_io_submit) && defined(SYS_io_getevents)
+    int64_t begun = 0, done = 0, failure = 0;
+    while (failure == 0 ? done < count : done < begun) {
+        if (begun - done < depth && begun < count && failure == 0) {
+            long taken = syscall(SYS_io_submit, context, 1L, requests + begun);
+            if (taken > 0) begun += taken;
+            else if (taken < 0 && errno != EINTR) failure = errno;
+            continue;
+        }
+        long ended = syscall(SYS_io_getevents, context, 1L, begun - done, events + done * event_bytes, NULL);
+        if (ended > 0) done += ended;
+        else if (ended < 0 && errno != EINTR) return errno;
+    }
+    return failure;
+#else
+    (void)context, (void)depth, (void)count, (void)requests, (void)events, (void)event_bytes;
+    return ENOSYS;
+#endif
 }

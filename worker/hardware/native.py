@@ -124,6 +124,17 @@ class Kernels:
         """Seconds to lock and unlock an uncontended mutex `count` times."""
         return float(self.library.mutexes(ctypes.c_uint64(count)))
 
+    def keep_in_flight(self, context: int, depth: int, requests: Words, events: NDArray[Any]) -> None:
+        """Run the requests (addresses of struct iocb), up to `depth` at a time; one of `events` (struct io_event) each.
+
+        Raises OSError where a system call fails, once nothing is in flight any more.
+        """
+        assert len(events) == len(requests)
+        of_all, at_once, each = ctypes.c_int64(len(requests)), ctypes.c_int64(depth), ctypes.c_int64(events.itemsize)
+        code = self.library.keep_in_flight(ctypes.c_uint64(context), at_once, of_all, _at(requests), _at(events), each)
+        if code:
+            raise OSError(code, os.strerror(code))
+
 
 def load(flags: Sequence[str] = FASTEST, scratch: Path | None = None) -> Kernels | Missing:
     """The kernels compiled with `flags`. `scratch`: where they go if the user's cache cannot be written to."""
@@ -140,6 +151,7 @@ def load(flags: Sequence[str] = FASTEST, scratch: Path | None = None) -> Kernels
     for name in ("chase", "read_all", "read_backwards", "read_bursts", "horner", "fma_chain", "branches", "mutexes"):
         getattr(library, name).restype = ctypes.c_double
     library.walk.restype = ctypes.c_uint64
+    library.keep_in_flight.restype = ctypes.c_int64
     for name in ("fill", "stream"):
         getattr(library, name).restype = None
     return Kernels(library, f"C, {version}, {' '.join(flags)}")

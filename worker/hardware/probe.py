@@ -35,6 +35,7 @@ from worker.measure.statistics import median_interval
 
 Statistic = Literal["best", "median"]
 FEWEST_REPEATS = 3
+MOST_REPEATS = 1000
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class Repeats:
     def ci95(self) -> tuple[float, float] | None:
         """Of the median; None under 6 repeats."""
         return median_interval(np.array(self.seconds))
+
+    def in_runs_of(self, count: int) -> Repeats:
+        """Each `count` in succession as one: their sum. What is left over at the end is dropped."""
+        whole = len(self.seconds) // count * count
+        return Repeats(tuple(sum(self.seconds[first : first + count]) for first in range(0, whole, count)))
 
     def __getitem__(self, statistic: Statistic) -> float:
         return self.best if statistic == "best" else self.median
@@ -239,7 +245,7 @@ class ProbeBench:
         *,
         budget_s: float,
         at_least: int = FEWEST_REPEATS,
-        at_most: int = 1000,
+        at_most: int = MOST_REPEATS,
         warm_up: int = 1,
         synchronize: Callable[[], None] | None = None,
         before: Callable[[], object] | None = None,

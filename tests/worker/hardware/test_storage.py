@@ -12,7 +12,7 @@ import pytest
 
 from tests.worker.fresh import call_fresh
 from tests.worker.hardware.probing import bench_in, recompute, run_probe
-from worker.hardware import storage
+from worker.hardware import native, storage
 from worker.hardware.direct_io import Requests, Slots, open_unnamed
 from worker.hardware.filesystem import Filesystem, _mount_of
 from worker.hardware.probe import ProbeBench, ProbeReport
@@ -29,15 +29,23 @@ def _direct(folder: Path) -> int:
     return 0
 
 
-@pytest.mark.parametrize("asynchronous", [True, False], ids=["kernel", "threads"])
+def _kernels() -> native.Kernels:
+    kernels = native.load()
+    if isinstance(kernels, native.Missing):
+        pytest.skip(kernels.reason)
+    return kernels
+
+
+@pytest.mark.parametrize("way", ["C", "python", "threads"])
 @pytest.mark.parametrize("depth", [1, 4])
-def test_requests_move_each_block_to_its_place(tmp_path: Path, depth: int, asynchronous: bool) -> None:
+def test_requests_move_each_block_to_its_place(tmp_path: Path, depth: int, way: str) -> None:
     _direct(tmp_path)
     count = 24
     order = np.random.default_rng(0).permutation(count)
     words = np.random.default_rng(1).integers(0, 2**64, (count, BLOCK // 8), np.uint64)
     slots = Slots(count, BLOCK)
-    with open_unnamed(tmp_path, count * BLOCK) as file, Requests(depth, asynchronous=asynchronous) as requests:
+    requests = Requests(depth, asynchronous=way != "threads", kernels=_kernels() if way == "C" else None)
+    with open_unnamed(tmp_path, count * BLOCK) as file, requests:
         assert file.direct is not None
         slots.array[:] = words[order]
         requests.prepare("write", file.direct, slots, order * BLOCK)()
@@ -47,20 +55,24 @@ def test_requests_move_each_block_to_its_place(tmp_path: Path, depth: int, async
         assert (slots.array == words).all()
 
 
+@pytest.mark.parametrize("way", ["C", "python"])
 @pytest.mark.parametrize("depth", [1, 4])
-def test_a_read_past_the_end_is_no_short_success(tmp_path: Path, depth: int) -> None:
+def test_a_read_past_the_end_is_no_short_success(tmp_path: Path, depth: int, way: str) -> None:
     _direct(tmp_path)
-    with open_unnamed(tmp_path, BLOCK) as file, Requests(depth) as requests:
+    requests = Requests(depth, kernels=_kernels() if way == "C" else None)
+    with open_unnamed(tmp_path, BLOCK) as file, requests:
         assert file.direct is not None
         read = requests.prepare("read", file.direct, Slots(2, BLOCK), np.array([0, BLOCK]))
         with pytest.raises(OSError, match="moved 0 of 4096 bytes"):
             read()
 
 
+@pytest.mark.parametrize("way", ["C", "python"])
 @pytest.mark.parametrize("depth", [1, 4])
-def test_the_kernels_own_refusal_is_raised(tmp_path: Path, depth: int) -> None:
+def test_the_kernels_own_refusal_is_raised(tmp_path: Path, depth: int, way: str) -> None:
     (tmp_path / "read-only").write_bytes(bytes(2 * BLOCK))
-    with (tmp_path / "read-only").open("rb") as file, Requests(depth) as requests:
+    requests = Requests(depth, kernels=_kernels() if way == "C" else None)
+    with (tmp_path / "read-only").open("rb") as file, requests:
         write = requests.prepare("write", file.fileno(), Slots(2, BLOCK), np.array([0, BLOCK]))
         with pytest.raises(OSError, match="Bad file descriptor"):
             write()
