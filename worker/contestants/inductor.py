@@ -41,6 +41,23 @@ def use_cache(folder: Path) -> None:
     dynamo.recompile_limit = 64  # beyond it, a new batch size would silently run as eager
 
 
+def draw_as_eager() -> None:
+    """Have compiled dropout draw from torch's own generators, the masks that the plain model would draw."""
+    import torch._inductor.config as inductor
+
+    config: Any = inductor
+    config.fallback_random = True
+
+
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has made in this process: 0 means that what it was given runs as eager."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
 def compile_with(mode: str) -> Callable[[nn.Module, Inputs, Setting], Runnable]:
     """torch.compile in one of its modes. Without `dynamic`, each batch size is compiled for by itself."""
 

@@ -42,8 +42,16 @@ def trainable(setting: Setting, rank: int, group: Group) -> nn.Module:
 
 
 def compile_in_place(module: nn.Module) -> None:
-    """Have calls of `module` go through torch.compile, for shapes of their own each."""
-    module.compile(dynamic=False)
+    """Have calls of `module` go through torch.compile, for shapes of their own each.
+
+    `module.compile()` compiles torch's own `_call_impl`, which Dynamo passes over; what it finds below is compiled only
+    where it is no code of torch itself: of an `nn.Sequential` nothing, and nothing says so. Hence a call of our own.
+    """
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
+
+    module._compiled_call_impl = torch.compile(call, dynamic=False)
 
 
 def eager_here(eager: bool) -> AbstractContextManager[Any]:
@@ -97,6 +105,7 @@ class SynchronizedBatchNorm(nn.modules.batchnorm._BatchNorm):
     def _check_input_dim(self, input: Tensor) -> None:
         """Any number of dimensions from 2 on: the plain layer was built for the right one."""
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it meets the other ranks
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)

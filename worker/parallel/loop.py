@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from worker.contestants import inductor
 from worker.parallel.feed import Feed
 from worker.parallel.group import Group
 from worker.parallel.ranks import Life
@@ -89,12 +90,16 @@ class Trainer:
                     self.life.steps += 1
                     for name, gradient in strategy.gradients().items():
                         arrays[f"gradient/{step}/{name}"] = _array(gradient)
+            compiled_graphs = inductor.compiled_graphs()
             spread = strategy.spread()
             for name, value in strategy.weights().items():
                 arrays[f"weights/{name}"] = _array(value)
             file = self.setting.file(f"{self.rank}.check.npz")
             np.savez(file, **arrays)
             bytes_per_step = strategy.bytes_sent // max(1, steps)
+            if self.setting.is_compiled and self.setting.checks_without_dropout:
+                for batch in self.feed.first_batches(1, self.course):
+                    strategy.step(batch, 0.0)  # compiled anew, with dropout: not on training's time
             strategy.restart()
             self.life.steps = 0
             return {
@@ -102,6 +107,7 @@ class Trainer:
                 "shares": shares,
                 "spread": spread,
                 "first_step_s": first_step_s,
+                "compiled_graphs": compiled_graphs,
                 "bytes_per_step": bytes_per_step,
             }
 
@@ -205,7 +211,6 @@ def _array(tensor: Tensor) -> Any:
 
 def use_cache(folder: Path) -> None:
     """Have what this rank compiles kept in a folder of its own, compiled by this process itself."""
-    from worker.contestants import inductor
-
     inductor.use_cache(folder)
+    inductor.draw_as_eager()
     warnings.filterwarnings("ignore", category=UserWarning, module="torch._inductor")

@@ -34,6 +34,7 @@ class Proof:
         steps, rounding = self.steadiness(run)
         told = gang.ask("check", {"steps": steps})
         run.first_step_s = max(answer["first_step_s"] for answer in told)
+        run.is_compiled = all(answer["compiled_graphs"] for answer in told)
         run.bytes_per_step = told[0]["bytes_per_step"]
         files = [Path(answer["file"]) for answer in told]
         rows = [[share for answer in told for share in answer["shares"][step]] for step in range(steps)]

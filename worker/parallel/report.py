@@ -65,6 +65,8 @@ class Run:
     distances: list[Figure] = field(default_factory=list)
     start_s: float | None = None
     first_step_s: float | None = None
+    is_compiled: bool = False
+    """Whether the compiler has made anything of it."""
     bytes_per_step: int | None = None
     peak_bytes: list[int] = field(default_factory=list)
     epochs: list[Epoch] = field(default_factory=list)
@@ -174,7 +176,7 @@ def _timings(result: Result, run: Run) -> None:
                 at=run.at,
                 **statistics.summarise(seconds),
                 first_call_s=run.first_step_s if name == "step" else None,
-                build_cold_s=run.first_step_s if name == "step" and run.setting.is_compiled else None,
+                build_cold_s=run.first_step_s if name == "step" and run.is_compiled else None,
                 samples=f"samples.npz#{run.setting.key}/{name}",
             )
         )

@@ -336,7 +336,7 @@ class Experiment:
 
     def _report(self) -> None:
         for run in self.runs:
-            if self.spec.compile and not run.setting.is_compiled:
+            if self.spec.compile and not run.is_compiled:
                 self.codes.append(Code(code="not_compiled", severity="info", evidence={"of": run.name}))
         report(self.result, self.runs, self.bench.file("samples.npz"))
         self.result.figures += [self._roofline(run) for run in self.runs if run.epochs]

@@ -280,12 +280,50 @@ def test_training_stops_at_the_target(tmp_path: Path) -> None:
         assert figure(result, "time_to_accuracy_s", of) == pytest.approx(seconds[-1])
 
 
+CONVOLUTIONS: list[dict[str, Any]] = [
+    {"type": "Conv2d", "in_channels": 1, "out_channels": 4, "kernel_size": 3},
+    {"type": "BatchNorm2d", "num_features": 4},
+    {"type": "ReLU"},
+    {"type": "Flatten"},
+    {"type": "Dropout", "p": 0.3},
+    {"type": "Linear", "in_features": 144, "out_features": 10},
+]
+
+
 @pytest.mark.slow
-def test_a_compiled_model_is_the_same_and_its_build_is_told(tmp_path: Path) -> None:
-    spec = {**DIGITS, "strategies": ["single", "ddp"], "epochs": 1, "compile": True}
-    result = run_fresh(spec, tmp_path).result
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategies": ["single", "ddp"]},
+        {
+            "strategies": ["single", "ddp", "parameter_server"],
+            "model": {"layers": CONVOLUTIONS, "input_shape": [1, 8, 8]},
+            "gradient_accumulation": 2,
+        },
+    ],
+    ids=["mlp", "dropout and accumulation"],
+)
+def test_a_compiled_model_is_the_same_and_its_build_is_told(tmp_path: Path, options: dict[str, Any]) -> None:
+    result = run_fresh({**DIGITS, "epochs": 1, "compile": True, **options}, tmp_path).result
     assert result.skipped == []
     assert all(c.passed for c in result.checks), [c for c in result.checks if not c.passed]
+    assert "not_compiled" not in {code.code for code in result.quality.codes}
     for timing in (t for t in result.timings if t.name == "step"):
         assert timing.build_cold_s is not None and timing.median is not None
         assert timing.build_cold_s > timing.median
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 5000},
+        {"model": {"layers": CONVOLUTIONS, "input_shape": [1, 8, 8]}, "batch_norm": "synchronized"},
+    ],
+    ids=["no batch is a full one", "layers that meet the other ranks"],
+)
+def test_what_the_compiler_leaves_as_it_is_is_told(tmp_path: Path, options: dict[str, Any]) -> None:
+    result = run_fresh({**DIGITS, "strategies": ["ddp"], "epochs": 1, "compile": True, **options}, tmp_path).result
+    assert all(c.passed for c in result.checks), [c for c in result.checks if not c.passed]
+    (code,) = [code for code in result.quality.codes if code.code == "not_compiled"]
+    assert code.evidence == {"of": "ddp"}
+    assert [t.build_cold_s for t in result.timings if t.name == "step"] == [None]
