@@ -2,10 +2,11 @@
 
     python -m bench.train_scaling [--model lenet|resnet18] [--pairs 7] [--steps N]
 
-In turns: `single` on one device; `ddp` on two, as a job runs it; and a plain DistributedDataParallel loop started by
-torchrun, one thread a rank, channels innermost as here. All train the same global batch of 256. Strong efficiency,
-T1 / 2 T2, is held to 0.85 for LeNet and 0.90 for the ResNet; DDP to 0.97 of torchrun's speed, that is: no slower than
-what 7 turns can tell.
+In turns: `single` on one device; `ddp` on two, as a job runs it; a plain DistributedDataParallel loop started by
+torchrun, one thread a rank, channels innermost as here; and two of `single` at once, on half a batch each, which tell
+one another nothing. All train the same global batch of 256. Strong efficiency, T1 / 2 T2, is held to 0.85 for LeNet and
+0.90 for the ResNet; DDP to 0.97 of torchrun's speed, that is: no slower than what 7 turns can tell. What the two apart
+reach is what this machine's second device adds; no exchange of gradients, however fast, reaches more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +97,14 @@ def measure(options: argparse.Namespace) -> None:
         one, two = (setting_of(spec, *which, folder) for which in (("single", 1), ("ddp", 2)))
         # One device is what each of the two is.
         one = setting_of(spec, "single", 2, folder)
-        one = type(one)(**{**vars(one), "devices": two.devices[:1]})
+        one = replace(one, devices=two.devices[:1])
+        half = replace(one, batch_size=one.batch_size // 2)
         write_data(one)
         torchrun = Torchrun(folder, options.model)
         gangs = {
             "one device": Gang.start("single", one.devices, None, lambda rank, life: Ours(one), 60),
             "ddp": Gang.start("ddp", two.devices, None, lambda rank, life: Ours(two, rank), 60),
+            "apart": Gang.start("apart", two.devices, None, lambda rank, life: Ours(half), 60),
         }
         ways = {
             **{name: (lambda gang=gang: max(gang.ask("steps", {"count": steps}))) for name, gang in gangs.items()},
@@ -115,6 +119,8 @@ def measure(options: argparse.Namespace) -> None:
     for name, samples in seconds.items():
         print(f"{name}: {np.median(samples) / steps * 1e3:.1f} ms a step of {options.model}")
     verdict("ddp", "one device", seconds, EFFICIENCY[options.model], share=2)
+    verdict("ddp", "apart", seconds, 0.97)
+    verdict("apart", "one device", seconds, None, share=2)
     verdict("ddp", "torchrun", seconds, 0.97)
 
 

@@ -100,14 +100,14 @@ def take_turns(ways: dict[str, Callable[[], float]], pairs: int) -> dict[str, An
     return {name: np.array(rows) for name, rows in seconds.items()}
 
 
-def verdict(of: str, against: str, seconds: dict[str, Any], wanted: float, share: float = 1.0) -> None:
-    """Print how many times as fast `of` is, over `share`; missed only if the whole interval lies below."""
+def verdict(of: str, against: str, seconds: dict[str, Any], wanted: float | None, share: float = 1.0) -> None:
+    """Print how many times as fast `of` is, over `share`; missed only if the whole interval lies below `wanted`."""
     from worker.measure import statistics
 
     ratio = statistics.compare(seconds[of], seconds[against])
     low, high = (end / share for end in ratio.interval)
-    print(f"{of} / {against}: {ratio.ratio / share:.3f} [{low:.3f}, {high:.3f}], wanted {wanted}: ", end="")
-    print("missed" if high < wanted else "held", flush=True)
+    held = "" if wanted is None else f", wanted {wanted}: {'missed' if high < wanted else 'held'}"
+    print(f"{of} / {against}: {ratio.ratio / share:.3f} [{low:.3f}, {high:.3f}]{held}", flush=True)
 
 
 def in_a_process_that_may_fork(measure: Callable[[Any], None], options: Any) -> None:
