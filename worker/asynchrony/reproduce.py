@@ -81,7 +81,7 @@ def numpy_vs_torch():
             synchronize()
         print(f"  torch {{time.perf_counter() - start_s:.4f}} s, {{'waited for' if waits else 'not waited for'}}")
         synchronize()
-    print(f"equal work: {{DTYPE}}, {{THREADS}} threads each, written in place, generation apart")
+    print(f"equal work: {{DTYPE}}, threads each: {{THREADS}}, written in place, generation apart")
     random, generator = np.random.default_rng(SEED), torch.Generator(DEVICE).manual_seed(SEED)
     a = random.standard_normal((SIZE, SIZE), dtype=NUMPY_DTYPE)
     b, at = np.zeros_like(a), torch.from_numpy(a).to(DEVICE)

@@ -49,15 +49,6 @@ def draw_as_eager() -> None:
     config.fallback_random = True
 
 
-def compiled_graphs() -> int:
-    """How many graphs torch.compile has made in this process: 0 means that what it was given runs as eager."""
-    if "torch._dynamo" not in sys.modules:
-        return 0
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
-
-
 def compile_with(mode: str) -> Callable[[nn.Module, Inputs, Setting], Runnable]:
     """torch.compile in one of its modes. Without `dynamic`, each batch size is compiled for by itself."""
 

@@ -90,7 +90,7 @@ class Trainer:
                     self.life.steps += 1
                     for name, gradient in strategy.gradients().items():
                         arrays[f"gradient/{step}/{name}"] = _array(gradient)
-            compiled_graphs = inductor.compiled_graphs()
+            compiled_graphs = inductor.compilations()
             spread = strategy.spread()
             for name, value in strategy.weights().items():
                 arrays[f"weights/{name}"] = _array(value)

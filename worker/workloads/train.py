@@ -32,6 +32,7 @@ from worker.measure import roofline
 from worker.measure.environment import Load, frequency_mhz, host_facts
 from worker.measure.quality import grade, load_codes
 from worker.measure.roofline import Work
+from worker.measure.statistics import LOOSEST_SAME
 from worker.parallel.export import Exporter, merge, right_answers, scoring_program
 from worker.parallel.loop import ONE_PROCESS, Trainer
 from worker.parallel.proof import Proof, replicas_row
@@ -339,6 +340,10 @@ class Experiment:
             if self.spec.compile and not run.is_compiled:
                 self.codes.append(Code(code="not_compiled", severity="info", evidence={"of": run.name}))
         report(self.result, self.runs, self.bench.file("samples.npz"))
+        floor = self.result.noise_floor
+        if floor is not None and floor > LOOSEST_SAME:
+            evidence = {"noise_floor": floor, "asked": LOOSEST_SAME}
+            self.codes.append(Code(code="noise_floor", severity="warning", evidence=evidence))
         self.result.figures += [self._roofline(run) for run in self.runs if run.epochs]
         self.result.quality = grade(self.codes)
         self.bench.keep(self.bench.file("samples.npz"), BINARY)
