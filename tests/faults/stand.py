@@ -96,6 +96,19 @@ class Stand:
         wait_until(lambda: self.job(job_id)["progress"], 40, lambda: f"{self.job(job_id)}\n{self.up.output()[-4000:]}")
         return job_id
 
+    def wait_until_whole(self) -> None:
+        """Every part is there and answers: jobs go on without a broker that the last fault killed, and end before it
+        is back."""
+
+        def is_whole() -> bool:
+            with contextlib.suppress(AssertionError, Unavailable, httpx.TransportError, psutil.Error):
+                for module in ("service", "worker", "valkey-server"):
+                    self.up.part(module)
+                return httpx.get(f"{self.up.url}/readyz", timeout=5).status_code == 200
+            return False
+
+        wait_until(is_whole, 60, lambda: f"not whole again:\n{self.up.output()[-4000:]}")
+
     def settle(self, job_ids: Sequence[str], within_s: float = 60) -> list[dict[str, Any]]:
         """What must be true of these jobs once a fault is over; the jobs as they ended."""
         ended = [self._ended(job_id, within_s) for job_id in job_ids]

@@ -320,6 +320,7 @@ FAULTS: list[Callable[[Stand], None]] = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("run", range(RUNS))
 def test_whatever_breaks_every_job_ends_once(stand: Stand, fault: Callable[[Stand], None], run: int) -> None:
+    stand.wait_until_whole()
     begin_s = time.monotonic()
     fault(stand)
     print(f"{fault.__name__}: recovered in {time.monotonic() - begin_s:.1f} s")
