@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 
@@ -182,15 +183,37 @@ def worker_is_killed(stand: Stand) -> None:
     assert (lost["outcome"], lost["reason"]) == ("lost", "its worker was restarted")
 
 
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def suspend_between_writes(stand: Stand, worker: psutil.Process) -> None:
+    """Amid a write it would keep SQLite's only lock, and nobody could take its job back until it wakes up."""
+    while True:
+        worker.suspend()
+        database = sqlite3.connect(stand.data / "torchstone.db", isolation_level=None, timeout=0.5)
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            database.rollback()
+            return
+        except sqlite3.OperationalError:
+            worker.resume()
+        finally:
+            database.close()
+
+
 def worker_is_stopped_for_longer_than_its_lease(stand: Stand) -> None:
     """It wakes up, finds that it lost its claim, and the job's process has ended by itself by then."""
     job_id = stand.running(seconds=LEASE_S + 6)
     worker = stand.up.part("worker")
     [process] = stand.job_processes()
-    worker.suspend()
+    suspend_between_writes(stand, worker)
     try:
-        wait_until(lambda: not process.is_running() or process.status() == "zombie", LEASE_S + 1)
-        wait_until(lambda: stand.job(job_id)["state"] == "queued", LEASE_S + 20)
+        wait_until(lambda: has_ended(process), LEASE_S + 1)
+        stand.wait_for_state(job_id, "queued", within_s=LEASE_S + 20)
     finally:
         worker.resume()
     stand.wait_for_state(job_id, "running")

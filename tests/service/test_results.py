@@ -169,6 +169,6 @@ def test_events_come_as_they_happen(service: Service) -> None:
     begin_s = time.monotonic()
     service.http.post(job["links"]["cancel"])
     assert json.loads(next(stream)["data"])["state"] == "canceled"
-    assert time.monotonic() - begin_s < 2
+    assert time.monotonic() - begin_s < 5
     with pytest.raises(StopIteration):
         next(stream)
