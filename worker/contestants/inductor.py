@@ -41,6 +41,19 @@ def use_cache(folder: Path) -> None:
     dynamo.recompile_limit = 64  # beyond it, a new batch size would silently run as eager
 
 
+def no_compiler() -> str | None:
+    """Why nothing can be compiled for CPUs here; None where it can."""
+    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(name):
+        return None
+    return f"torch.compile needs a C++ compiler, and {name!r} is not on PATH (Debian: apt install g++, or set CXX)"
+
+
+def unavailable(setting: Setting) -> str | None:
+    """As `no_compiler`, for a contestant."""
+    return no_compiler() if setting.device.type == "cpu" else None
+
+
 def draw_as_eager() -> None:
     """Have compiled dropout draw from torch's own generators, the masks that the plain model would draw."""
     import torch._inductor.config as inductor

@@ -20,6 +20,12 @@ def _torchscript(build: Build, unavailable: Callable[[Setting], str | None] = la
     )
 
 
+def _compiled(mode: str) -> Way:
+    return Way(
+        inductor.compile_with(mode), unavailable=inductor.unavailable, lazy=True, disk_cache=True, shapes="guarded"
+    )
+
+
 WAYS: dict[Variant, Way] = {
     Variant.eager: Way(as_it_is),
     Variant.script: _torchscript(torchscript.script),
@@ -29,19 +35,15 @@ WAYS: dict[Variant, Way] = {
     # What optimize_for_inference returns saves a broken file without a word: it is timed as it is, and not offered.
     Variant.script_optimized: Way(torchscript.script_optimized, unavailable=torchscript.frozen_cannot_train),
     Variant.trace_optimized: Way(torchscript.trace_optimized, unavailable=torchscript.frozen_cannot_train),
-    Variant.compile: Way(inductor.compile_with("default"), lazy=True, disk_cache=True, shapes="guarded"),
-    Variant.compile_reduce_overhead: Way(
-        inductor.compile_with("reduce-overhead"), lazy=True, disk_cache=True, shapes="guarded"
-    ),
-    Variant.compile_max_autotune: Way(
-        inductor.compile_with("max-autotune"), lazy=True, disk_cache=True, shapes="guarded"
-    ),
+    Variant.compile: _compiled("default"),
+    Variant.compile_reduce_overhead: _compiled("reduce-overhead"),
+    Variant.compile_max_autotune: _compiled("max-autotune"),
     Variant.export_aot: Way(
         inductor.export_aot,
         ".pt2",
         inductor.save_package,
         inductor.load_package,
-        unavailable=inference_only,
+        unavailable=lambda setting: inference_only(setting) or inductor.unavailable(setting),
         disk_cache=True,
         shapes="fixed_unless_dynamic",
     ),

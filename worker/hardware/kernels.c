@@ -173,7 +173,8 @@ double mutexes(uint64_t count) {
 }
 
 /* Keep up to `depth` of `count` prepared requests (struct iocb) in flight until all are done; each leaves one of
- * `events` (struct io_event, of `event_bytes`). 0, or the errno of a call that failed, once nothing is in flight.
+ * `events` (struct io_event, of `event_bytes`). 0, or the errno of a call that failed; after a submission that failed,
+ * once nothing is in flight (after a wait that failed, io_destroy has to wait).
  * Submitted one by one: of several in one call the kernel holds back the first until it has seen the last. */
 int64_t keep_in_flight(uint64_t context, int64_t depth, int64_t count, void **requests, char *events,
                        int64_t event_bytes) {

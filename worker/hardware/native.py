@@ -127,7 +127,7 @@ class Kernels:
     def keep_in_flight(self, context: int, depth: int, requests: Words, events: NDArray[Any]) -> None:
         """Run the requests (addresses of struct iocb), up to `depth` at a time; one of `events` (struct io_event) each.
 
-        Raises OSError where a system call fails, once nothing is in flight any more.
+        Raises OSError where a system call fails; requests may be in flight until their context is destroyed.
         """
         assert len(events) == len(requests)
         of_all, at_once, each = ctypes.c_int64(len(requests)), ctypes.c_int64(depth), ctypes.c_int64(events.itemsize)

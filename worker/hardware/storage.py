@@ -182,8 +182,9 @@ class Drive:
         with self._requests(depth) as requests:
             count = self._requests_a_run(requests, operation, block_bytes, budget_s * _RUN_SHARE, direct)
             took = self._repeat(requests, operation, block_bytes, count, budget_s * (1 - _RUN_SHARE), direct)
+            buffers = "one buffer" if self._at_once(requests, operation, block_bytes, count, direct) == 1 else "buffers"
             method = (
-                f"{requests.method}, blocks of {block_bytes} bytes, buffers in huge pages if granted; "
+                f"{requests.method}, blocks of {block_bytes} bytes, {buffers} in huge pages if granted; "
                 f"the bytes {operation} count once"
             )
         cached = "" if direct else "cached_"
@@ -246,12 +247,8 @@ class Drive:
     def _repeat(
         self, requests: Requests, operation: Operation, block_bytes: int, count: int, budget_s: float, direct: bool
     ) -> Repeats:
-        """The seconds of runs of `count` requests.
-
-        Chunks read one at a time all land in the first slot, whose clock stands while they are compared: in the CPU's
-        cache, as for any program that reads chunk by chunk. Into memory that is in none, a fast device reads slower.
-        """
-        at_once = 1 if requests.depth == 1 and operation == "read" and block_bytes == CHUNK_BYTES and direct else count
+        """The seconds of runs of `count` requests."""
+        at_once = self._at_once(requests, operation, block_bytes, count, direct)
         rounds = count // at_once
         runs: list[_Run] = []
 
@@ -269,6 +266,16 @@ class Drive:
         )
         self._compare(runs.pop())
         return took.in_runs_of(rounds)
+
+    @staticmethod
+    def _at_once(requests: Requests, operation: Operation, block_bytes: int, count: int, direct: bool) -> int:
+        """How many of a run's requests the clock sees at once.
+
+        Chunks read one at a time are compared one at a time, while the clock stands: all land in the first slot, in the
+        CPU's cache, as in any program that reads chunk by chunk. Into memory that no cache holds a fast device reads
+        slower.
+        """
+        return 1 if requests.depth == 1 and operation == "read" and block_bytes == CHUNK_BYTES and direct else count
 
     def _prepare_next(
         self, requests: Requests, operation: Operation, block_bytes: int, count: int, direct: bool

@@ -101,10 +101,19 @@ class Proof:
         devices, batch_size = run.setting.world_size, run.setting.batch_size
         dropout = how == "shards" and not run.setting.checks_without_dropout
         parts = _parts(run.setting)
-        key = f"{how}-{parts}-{devices}-{batch_size}-{'with' if dropout else 'without'}"
+        # Without dropout the layout does not matter, and the plain one is compared with.
+        last = dropout and self.facts["has_dropout"] and run.setting.is_channels_last
+        key = f"{how}-{parts}-{devices}-{batch_size}-{'with' if dropout else 'without'}-{'last' if last else 'first'}"
         file = self.folder / f"reference-{key}.npz"
         if key not in self.losses:
-            arguments = {"file": str(file), "steps": steps, "how": how, "dropout": dropout, "parts": parts}
+            arguments = {
+                "file": str(file),
+                "steps": steps,
+                "how": how,
+                "dropout": dropout,
+                "parts": parts,
+                "channels_last": last,
+            }
             (losses,) = self.reference.ask("run", {**arguments, "devices": devices, "batch_size": batch_size})
             self.losses[key] = [run.reduced(numbers([row])) for row in losses]
         return Found.read(self.losses[key], [file])

@@ -114,16 +114,19 @@ class Reference:
         batch_size: int,
         disturbance: float = 0.0,
         parts: int = 1,
+        channels_last: bool = False,
     ) -> list[tuple[float, int]]:
         """Train the first steps as so many devices would; write what they gave to `file`.
 
-        `disturbance`: by what share of itself each weight is changed at random first. Returns the summed loss and the
-        samples of each step.
+        `disturbance`: by what share of itself each weight is changed at random first. `channels_last`: dropout draws
+        its masks in the order in which its input lies in memory, so that has to be the strategy's. Returns the summed
+        loss and the samples of each step.
         """
         one, self.parts = self.setting.devices[0], parts
+        self.images = torch.channels_last if channels_last else torch.contiguous_format
         self.setting = setting = replace(self.setting, devices=(one,) * devices, batch_size=batch_size)
         self.feed.setting, self.course, spec = setting, Course(setting), setting.spec
-        module = forms.plain(setting)
+        module = forms.plain(setting).to(memory_format=self.images)  # type: ignore[call-overload]
         _disturb(module, disturbance)
         optimizer = make_optimizer(spec.optimizer, module.parameters())
         arrays = {f"initial/{name}": _array(value) for name, value in module.state_dict().items()}
@@ -177,6 +180,7 @@ class Reference:
         if len(part) == 0:
             return 0.0
         x, y = self.feed.train(part)
+        x = x.contiguous(memory_format=self.images) if x.dim() == 4 else x
         with forms.precision(self.setting):
             output = module(x)
         loss = nn.functional.cross_entropy(output.float(), y, reduction="sum")

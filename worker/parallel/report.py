@@ -113,12 +113,12 @@ class Run:
         """How far two halves of the same are apart: the median step of every other epoch against that of the rest.
 
         The rounds of the job take turns, so what disturbs the machine for a while disturbs both halves as it disturbs
-        two strategies. None where there is one epoch only.
+        two strategies. None where either half has too few steps for its median to say anything.
         """
-        if len(self.epochs) < 2:
+        even, odd = (self._step_s(self.epochs[half::2]) for half in (0, 1))
+        if min(len(even), len(odd)) < statistics.FEWEST_ROUNDS:
             return None
-        even, odd = (float(np.median(self._step_s(self.epochs[half::2]))) for half in (0, 1))
-        return abs(odd / even - 1)
+        return abs(float(np.median(odd) / np.median(even)) - 1)
 
     def _step_s(self, epochs: list[Epoch]) -> Numbers:
         every, full = [], []

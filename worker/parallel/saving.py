@@ -34,7 +34,16 @@ FORMAT = 1
 _PAUSES = 10
 _JOB = "job"
 _EPOCH_FIELDS = ("number", "seconds", "samples", "steps", "right", "eval_samples", "eval_s", "learning_rate")
-_RUN_FIELDS = ("start_s", "first_step_s", "bytes_per_step", "peak_bytes", "diverged", "is_over", "reached_s")
+_RUN_FIELDS = (
+    "start_s",
+    "first_step_s",
+    "is_compiled",
+    "bytes_per_step",
+    "peak_bytes",
+    "diverged",
+    "is_over",
+    "reached_s",
+)
 
 
 @dataclass

@@ -53,8 +53,8 @@ class Single:
             forms.compile_in_place(self.module)
         shares = split_batch(torch.empty(setting.batch_size), self.parts)
         parts = accumulated(shares[self.part], setting.spec.gradient_accumulation, len(shares[0]))
-        self.compiled_samples = len(parts[0])
-        """Of which a call is compiled: others are too few to repay it."""
+        self.compiled_sizes = {len(part) for part in parts}
+        """The samples of which a call is compiled, those of a full batch; others are too few calls to repay it."""
         self.prepare()
         self.initial = {name: value.detach().clone() for name, value in self.module.state_dict().items()}
         self.optimizer = make_optimizer(setting.spec.optimizer, self.module.parameters())
@@ -125,7 +125,7 @@ class Single:
         """The sum of the samples' losses."""
         with (
             statistics_at_rest(self.module, len(x) == 0 and self.setting.spec.batch_norm == "per_device"),
-            forms.eager_here(self.setting.is_compiled and len(x) != self.compiled_samples),
+            forms.eager_here(self.setting.is_compiled and len(x) not in self.compiled_sizes),
             forms.precision(self.setting),
         ):
             output = self.call(x)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from worker.contestants import inductor
 from worker.parallel.setting import Setting
 
 
@@ -19,4 +20,4 @@ def unavailable(setting: Setting, facts: dict[str, Any]) -> str | None:
         return f"{facts['layers']} layers cannot be cut into {devices} stages"
     if setting.strategy == "tensor" and not facts["pairs"][str(devices)]:
         return "no two layers of this model, one feeding the other unit by unit, can be cut over the devices"
-    return None
+    return inductor.no_compiler() if setting.is_compiled and setting.is_cpu else None

@@ -338,7 +338,8 @@ class Experiment:
     def _report(self) -> None:
         for run in self.runs:
             if self.spec.compile and not run.is_compiled:
-                self.codes.append(Code(code="not_compiled", severity="info", evidence={"of": run.name}))
+                of = {"of": run.name, **({"at": run.at} if run.at else {})}
+                self.codes.append(Code(code="not_compiled", severity="info", evidence=of))
         report(self.result, self.runs, self.bench.file("samples.npz"))
         floor = self.result.noise_floor
         if floor is not None and floor > LOOSEST_SAME:

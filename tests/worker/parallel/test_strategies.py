@@ -23,6 +23,15 @@ NORMALISED = {
     ],
     "input_shape": [1, 8, 8],
 }
+IMAGES_DROPPED_OUT = {
+    "layers": [
+        {"type": "Conv2d", "in_channels": 1, "out_channels": 4, "kernel_size": 3},
+        {"type": "Dropout", "p": 0.3},
+        {"type": "Flatten"},
+        {"type": "Linear", "in_features": 144, "out_features": 10},
+    ],
+    "input_shape": [1, 8, 8],
+}
 BASE: dict[str, Any] = {
     "kind": "train",
     "dataset": {"name": "digits"},
@@ -35,6 +44,7 @@ BASE: dict[str, Any] = {
 CASES: dict[str, dict[str, Any]] = {
     "mlp": {"model": {"preset": "mlp"}, "optimizer": {"name": "adam", "lr": 1e-3}, "parameter_servers": "split"},
     "lenet": {"model": {"preset": "lenet"}, "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}},
+    "dropout_of_images": {"model": IMAGES_DROPPED_OUT},
     "transformer": {"model": {"preset": "transformer"}, "optimizer": {"name": "adamw", "lr": 1e-3}},
     "batch_norm": {"model": NORMALISED, "augment": {"crop_padding": 1, "flip": True}},
     "synchronized": {"model": NORMALISED, "batch_norm": "synchronized", "gradient_accumulation": 3},

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torchstone.specs import parse_spec
 from torchstone.store import Store, artifacts, checkpoints, jobs, logs, migrate
 from worker.bench import Bench
 from worker.parallel import saving
+from worker.parallel.report import Run
 from worker.workloads import workload
 
 LAYERS: list[dict[str, Any]] = [
@@ -53,6 +55,11 @@ OTHERS: dict[str, Any] = {
     "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
     "parameter_servers": "split",
 }
+
+
+def test_whatever_is_known_of_a_run_is_saved_with_it() -> None:
+    apart = {"setting", "at", "checks", "distances", "epochs", "under_way", "weights", "exported_accuracy"}
+    assert {field.name for field in fields(Run)} - apart == set(saving._RUN_FIELDS)
 
 
 class Interrupted(Exception):

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.worker.fresh import Outcome, run_fresh
+from tests.worker.fresh import Outcome, call_fresh, run_fresh
 from torchstone.results import Check, Curve, Result
+from torchstone.specs import parse_spec
+from worker.bench import Bench
+from worker.workloads import workload
 
 DIGITS: dict[str, Any] = {
     "kind": "train",
@@ -296,9 +299,9 @@ CONVOLUTIONS: list[dict[str, Any]] = [
     [
         {"strategies": ["single", "ddp"]},
         {
-            "strategies": ["single", "ddp", "parameter_server"],
+            "strategies": ["single", "ddp"],
             "model": {"layers": CONVOLUTIONS, "input_shape": [1, 8, 8]},
-            "gradient_accumulation": 2,
+            "gradient_accumulation": 4,
         },
     ],
     ids=["mlp", "dropout and accumulation"],
@@ -311,6 +314,26 @@ def test_a_compiled_model_is_the_same_and_its_build_is_told(tmp_path: Path, opti
     for timing in (t for t in result.timings if t.name == "step"):
         assert timing.build_cold_s is not None and timing.median is not None
         assert timing.build_cold_s > timing.median
+
+
+def test_without_a_compiler_it_is_told_what_to_install(tmp_path: Path) -> None:
+    spec = {**DIGITS, "strategies": ["single", "scratch"], "epochs": 1, "compile": True}
+    result = Result.model_validate_json(call_fresh(_run_without_compiler, spec, tmp_path))
+    (row,) = result.skipped
+    assert (row.of, row.status) == ("single", "skipped") and "apt install g++" in row.reason
+    assert any(t.of == "scratch" for t in result.timings)
+
+
+def _run_without_compiler(spec: dict[str, Any], folder: Path) -> str:
+    os.environ["CXX"] = "no-such-compiler"
+    return workload("train")(parse_spec(spec), Bench.local(folder, devices=2)).to_json()
+
+
+def test_few_steps_tell_no_noise(tmp_path: Path) -> None:
+    spec = {**DIGITS, "strategies": ["single"], "epochs": 3, "max_steps": 16}
+    result = run_fresh(spec, tmp_path).result
+    assert result.noise_floor is None, "one step of a second epoch is no median"
+    assert "noise_floor" not in {code.code for code in result.quality.codes}
 
 
 @pytest.mark.parametrize(
