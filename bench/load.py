@@ -7,7 +7,7 @@
 A `torchstone up` of its own in a scratch folder, with the diagnostic kind `sleep`. The clients POST as fast as they
 are answered, while the worker runs the jobs on the same cores; then they are waited for. Meanwhile one more process
 asks for a job and for the list, ten times a second, so their latency is that under load. Memory is each process' own
-(USS), at the start, at the most and at the end. Compare figures only within one run.
+(resident, no file's), at the start, at the most and at the end. Compare figures only within one run.
 
 The peers are started in the virtual environment that --peers-python names, with `flower` and `mlflow` in it. What is
 alike: an HTTP request that is answered once the work (a task, a run) is stored. What is not: neither says so durably
@@ -69,6 +69,12 @@ class Latencies:
         return f"{self.name:<22} {len(self.took_s):7,} {rate}   p50 {p50_ms:7.1f} ms   p99 {p99_ms:7.1f} ms"
 
 
+def own_bytes(process: psutil.Process) -> int:
+    """What it has resident that is no file's. (What only it holds, USS, grows by all that it shared when a fork ends.)"""
+    memory = process.memory_info()
+    return int(memory.rss - memory.shared)
+
+
 @dataclass
 class Memory(threading.Thread):
     """What each process below `root` holds, looked at twice a second: at the start, the most, and at the end."""
@@ -88,7 +94,7 @@ class Memory(threading.Thread):
                 with contextlib.suppress(psutil.Error):
                     name = _part(process)
                     if name:
-                        self.held.setdefault(name, []).append(process.memory_full_info().uss)
+                        self.held.setdefault(name, []).append(own_bytes(process))
 
     def __str__(self) -> str:
         lines = []

@@ -28,7 +28,9 @@ IMAGES_DROPPED_OUT = {
         {"type": "Conv2d", "in_channels": 1, "out_channels": 4, "kernel_size": 3},
         {"type": "Dropout", "p": 0.3},
         {"type": "Flatten"},
-        {"type": "Linear", "in_features": 144, "out_features": 10},
+        {"type": "Linear", "in_features": 144, "out_features": 16},
+        {"type": "ReLU"},
+        {"type": "Linear", "in_features": 16, "out_features": 10},
     ],
     "input_shape": [1, 8, 8],
 }
