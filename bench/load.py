@@ -70,7 +70,7 @@ class Latencies:
 
 
 def own_bytes(process: psutil.Process) -> int:
-    """What it has resident that is no file's. (What only it holds, USS, grows by all that it shared when a fork ends.)"""
+    """What it has resident that is no file's. (USS, what it alone holds, jumps when a fork ends.)"""
     memory = process.memory_info()
     return int(memory.rss - memory.shared)
 
