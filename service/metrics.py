@@ -109,8 +109,10 @@ class Metrics:
         since_us = self._ended_until_us
         if since_us is None:
             since_us = found.now_us - int((monotonic() - self._begun_s) * 1e6)
-        self._ended_until_us = max(until_us, since_us)
-        return found, census.ended(conn, since_us, self._ended_until_us)
+        until_us = max(until_us, since_us)
+        ended = census.ended(conn, since_us, until_us)
+        self._ended_until_us = until_us  # only now: what could not be asked is asked again
+        return found, ended
 
     def _show(self, found: census.Census) -> None:
         for gang in found.queue:

@@ -116,8 +116,10 @@ class Waits:
             return
         job_ids = list(self._watches)
         for begin in range(0, len(job_ids), _JOBS_IN_A_QUERY):
-            newest = await self._database.read(events.latest, job_ids[begin : begin + _JOBS_IN_A_QUERY])
-            for job_id, event_id in newest.items():
+            asked = job_ids[begin : begin + _JOBS_IN_A_QUERY]
+            newest = await self._database.read(events.latest, asked)
+            for job_id in asked:
+                event_id = newest.get(job_id)  # none where the job was deleted
                 for watch in self._watches.get(job_id, ()):
                     if watch.seen != event_id:
                         watch.seen = event_id
@@ -126,12 +128,12 @@ class Waits:
 
 
 async def until_finished(waits: Waits, database: Database, request: Request, job_id: str, timeout_s: float) -> None:
-    """Return once the job is finished, this time is over, the client is gone, or the process stops."""
+    """Return once the job is finished or deleted, this time is over, the client is gone, or the process stops."""
     deadline_s = monotonic() + timeout_s
     gone = asyncio.create_task(disconnected(request))
     try:
         with waits.watch(job_id) as watch:
-            while await database.read(jobs.state_of, job_id) not in TERMINAL:
+            while (state := await database.read(jobs.state_of, job_id)) is not None and state not in TERMINAL:
                 left_s = deadline_s - monotonic()
                 if left_s <= 0:
                     return

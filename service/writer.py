@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from time import monotonic
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -44,6 +45,13 @@ class Writer:
         self._waiting: list[_Entry] = []
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._committing_since_s: float | None = None
+
+    @property
+    def held_up_s(self) -> float:
+        """For how long the database has not taken the jobs that are waiting to be stored."""
+        since_s = self._committing_since_s
+        return 0.0 if since_s is None else monotonic() - since_s
 
     async def accept(self, new: NewJob) -> Accepted:
         """Store a job durably. Raises Unavailable where that takes too long: it may still be stored later."""
@@ -68,7 +76,9 @@ class Writer:
             while self._waiting:
                 batch, self._waiting = self._waiting[:_MOST_IN_A_COMMIT], self._waiting[_MOST_IN_A_COMMIT:]
                 batch = [(new, future) for new, future in batch if not future.done()]  # some gave up meanwhile
+                self._committing_since_s = monotonic()
                 outcome = await loop.run_in_executor(self._thread, self._commit, [new for new, _ in batch])
+                self._committing_since_s = None
                 for (_, future), answer in zip(batch, outcome, strict=True):
                     if future.done():
                         continue

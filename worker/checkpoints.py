@@ -10,7 +10,6 @@ Storing is a thing that may fail: the job goes on, and an attempt after it goes 
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -97,8 +96,7 @@ class CheckpointKeeper:
                 freed = digests if replaced is None else replaced
             # At once, not in a minute: they may be large.
             for sha256 in freed:
-                with self.store.write() as conn:
-                    retention.remove_loose(conn, sha256, self.blobs.delete)
+                retention.remove_loose(self.store, sha256, self.blobs.delete)
         except Exception as error:  # a full disk, a bucket or a database that is away
             self.log.warning(
                 "a checkpoint could not be stored, or not in place of the last one", error=str(error).splitlines()[:1]
@@ -114,16 +112,12 @@ def release(store: Store, blobs: Blobs) -> None:
     with store.read() as conn:
         ended = checkpoints.not_needed(conn)
     for job_id, sha256 in ended:
-        try:
-            blobs.delete(sha256)
-        except Exception as error:  # the next round tries again
-            structlog.get_logger(__name__).warning("a checkpoint could not be deleted", error=str(error))
-            return
         with store.write() as conn:
             checkpoints.forget(conn, job_id, sha256)
-
-
-def release_if_possible(store: Store, blobs: Blobs) -> None:
-    """`release`, or later: the worker does so every now and then."""
-    with contextlib.suppress(SQLAlchemyError):
-        release(store, blobs)
+            retention.let_go(conn, job_id, [sha256])
+        try:
+            retention.remove_loose(store, sha256, blobs.delete)
+        except SQLAlchemyError:
+            raise
+        except Exception as error:  # the service's collector tries again
+            structlog.get_logger(__name__).warning("a checkpoint could not be deleted", error=str(error))

@@ -95,6 +95,7 @@ class WorkerHost:
         self._draining = False
         self._renewed_s = time.monotonic()
         self._keeper = threading.Thread(target=self._keep, name="keeper", daemon=True)
+        self._releaser = threading.Thread(target=self._release_now_and_then, name="releaser", daemon=True)
         self._turn: IO[str] | None = None
 
     def open(self) -> None:
@@ -117,6 +118,7 @@ class WorkerHost:
             log.warning("took back a job from this host's earlier run", job_id=holder.job_id, attempt=holder.attempt)
         self._renewed(time.monotonic())
         self._keeper.start()
+        self._releaser.start()
         log.info("registered", host=self.host.name, devices=list(self.devices), memory_bytes=self.host.memory_bytes)
 
     def _refuse_a_namesake(self, other: dict[str, Any] | None) -> None:
@@ -229,7 +231,6 @@ class WorkerHost:
                 self.on_free_change(*self.free())
                 if now_s >= look_at:
                     self.look()
-                    release(self.store, self.blobs)
                     look_at = now_s + self.settings.poll_s * (0.75 + 0.5 * (uuid.uuid4().int % 1000) / 1000)
                 was_away = False
             except SQLAlchemyError as error:
@@ -239,6 +240,16 @@ class WorkerHost:
             except Exception:
                 log.exception("the keeper met an error; going on")
             self._fence()
+
+    def _release_now_and_then(self) -> None:
+        """In a thread of its own: no lease waits for a bucket that does not answer."""
+        while not self._stopping.wait(self.settings.poll_s):
+            try:
+                release(self.store, self.blobs)
+            except SQLAlchemyError:  # the keeper tells it
+                pass
+            except Exception:
+                log.exception("checkpoints could not be deleted; trying on")
 
     def _renewed(self, now_s: float) -> None:
         """The leases run on from `now_s`: the jobs' own processes look for that, too."""
@@ -273,7 +284,7 @@ class WorkerHost:
                 with self.store.write() as conn:
                     leases.give_back(conn, holder, reason, spent=not fenced, max_attempts=self.settings.max_attempts)
                 log.warning("gave back a job that does not run here any more", job_id=job_id, attempt=attempt)
-            self._fenced.clear()
+            self._fenced &= self._runs.keys()  # those may still be ending
 
     def _is_overdue(self) -> bool:
         return time.monotonic() - self._renewed_s > self.settings.fence_s

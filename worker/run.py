@@ -35,7 +35,7 @@ from torchstone.store.artifacts import Blobs, digest
 from torchstone.store.hosts import Host
 from worker import alive, processes
 from worker.bench import Assignment, LeasedDevice
-from worker.checkpoints import CheckpointKeeper, release_if_possible
+from worker.checkpoints import CheckpointKeeper
 from worker.devices import Device, gpu_holders, usable_cores
 from worker.launch import JobProcess, Launcher, Outcome
 from worker.output import Output
@@ -43,6 +43,8 @@ from worker.servers import preload_for
 
 FLUSH_S = 0.5
 GPU_BACK_WITHIN_S = 10.0
+_PIN_WITHIN_S = 2.5 * retention.REMOVED_WITHIN_S
+"""A removal that nobody ends is made again by the service, which looks every minute."""
 DATABASE_AWAY = "the database was out of reach"
 T = TypeVar("T")
 
@@ -240,7 +242,7 @@ class JobRun:
         def end(conn: Connection) -> State | None:
             self._write_last_words(conn)
             receipt = _receipt(outcome)
-            if receipt is not None:
+            if receipt is not None and leases.still_held(conn, self.claim.holder) is not None:
                 events.add(conn, self.claim.holder.job_id, "killed", receipt)
             return leases.finish(
                 conn, self.claim.holder, state, result=result, error=error, files=files, receipt=receipt
@@ -250,8 +252,8 @@ class JobRun:
         self.is_finished = True
         if final is None:
             self.log.warning("the result came too late: the job was taken away")
+            self._persist(lambda conn: retention.leave(conn, self.claim.holder, [file["sha256"] for file in files]))
         else:
-            release_if_possible(self.station.store, self.station.blobs)
             self.log.info("ended", state=final.value, error=error, peak_bytes=outcome.peak_bytes)
 
     def _verdict(self, outcome: Outcome) -> tuple[State, dict[str, Any] | None]:
@@ -278,7 +280,10 @@ class JobRun:
         return State.succeeded, None
 
     def _store_files(self, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows of these files once their bytes are stored. Raises OSError, naming the one that could not be."""
+        """The rows of these files once their bytes are stored; none where the job was taken away meanwhile.
+
+        Raises OSError, naming the one that could not be.
+        """
         name = ""
         rows: list[dict[str, Any]] = []
         try:
@@ -286,8 +291,8 @@ class JobRun:
             for file in made:
                 name = file["name"]
                 digests[name] = digest(Path(file["path"]))
-            if digests:
-                self._persist(lambda conn: retention.pin(conn, self.claim.holder, list(digests.values())))
+            if not self._pin(list(digests.values())):
+                return []
             for file in made:
                 name = file["name"]
                 sha256, size = self.station.blobs.put(Path(file["path"]), digests[name])
@@ -297,6 +302,16 @@ class JobRun:
         except Exception as error:
             raise OSError(f"{name}: {error}") from error
         return rows
+
+    def _pin(self, digests: list[str]) -> bool:
+        """Whether this attempt may store these bytes, once nobody is removing them any more."""
+        deadline_s = time.monotonic() + _PIN_WITHIN_S
+        while True:
+            try:
+                return bool(self._persist(lambda conn: retention.pin(conn, self.claim.holder, digests)))
+            except retention.BeingRemoved:
+                if time.monotonic() > deadline_s or self.station.closing.wait(0.2):
+                    raise TimeoutError("the same bytes are being removed, and that does not end") from None
 
     def _give_back(self, reason: str, *, spent: bool, outcome: Outcome | None = None) -> None:
         def back(conn: Connection) -> State | None:

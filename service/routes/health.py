@@ -61,6 +61,8 @@ def _at_work(runtime: Runtime) -> None:
     ended = [task.get_name() for task in runtime.tasks if task.done()]
     if ended:
         raise RuntimeError(f"parts of this process have ended: {', '.join(ended)}; its log tells why")
+    if runtime.writer.held_up_s > _WITHIN_S:
+        raise RuntimeError(f"the database has not taken new jobs for {runtime.writer.held_up_s:.0f} s")
 
 
 async def _answer(check: Callable[[], object]) -> str:

@@ -63,12 +63,15 @@ def _last_event_id(request: Request) -> int:
 async def _events(runtime: Runtime, job_id: str, last_id: int) -> AsyncIterator[dict[str, str]]:
     with runtime.waits.watch(job_id) as watch:
         while True:
+            state = await runtime.database.read(jobs.state_of, job_id)  # before the events, so that none is missed
             for event in await runtime.database.read(events.after, job_id, last_id):
                 last_id = event["id"]
                 data = orjson.dumps({"at": event["at"], **(document := orjson.loads(event["data"]))}).decode()
                 yield {"id": str(last_id), "event": event["type"], "data": data}
                 if event["type"] == "state" and document.get("state") in TERMINAL:
                     return
+            if state is None or state in TERMINAL:  # deleted; or resumed after its end
+                return
             await watch.changed(_LOOK_AGAIN_S)
             if watch.released:
                 return

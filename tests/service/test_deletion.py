@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from tests.torchstone.processes import wait_until
 from tests.torchstone.store_samples import claim, up
 from torchstone.client import Client
 from torchstone.errors import Conflict, Gone
+from torchstone.store import jobs, retention
 
 
 def ended(service: Service, *files: tuple[str, bytes]) -> str:
@@ -51,6 +53,32 @@ def test_only_what_has_ended_can_be_deleted(service: Service) -> None:
         client.delete(job["id"])
         with pytest.raises(Gone):
             client.job(job["id"])
+
+
+def test_whoever_watches_a_job_that_is_deleted_is_told(service: Service) -> None:
+    job = service.submit()
+    told: list[int] = []
+    streamed = threading.Event()
+
+    def wait() -> None:
+        told.append(service.http.get(job["links"]["self"], params={"wait": "30"}).status_code)
+
+    def stream() -> None:
+        with service.http.stream("GET", job["links"]["events"]) as answer:
+            for _ in answer.iter_lines():
+                streamed.set()
+        told.append(0)
+
+    threads = [threading.Thread(target=each, daemon=True) for each in (wait, stream)]
+    for thread in threads:
+        thread.start()
+    assert streamed.wait(10)
+    with service.store.write() as conn:  # both at once: there is no moment in which it is seen to have ended
+        jobs.cancel(conn, job["id"])
+        retention.delete_job(conn, job["id"], "deleted on request")
+    for thread in threads:
+        thread.join(10)
+    assert sorted(told) == [0, 410]
 
 
 def test_a_key_of_a_deleted_job_makes_a_new_one(service: Service) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,21 @@ def test_health(service: Service) -> None:
     assert answer.json() == {"status": "ready", "parts": parts}
 
 
+def test_not_ready_while_the_database_takes_no_jobs(service: Service) -> None:
+    """It can be read, and its schema is right; but somebody keeps its lock."""
+    with service.store.write() as conn:
+        if conn.dialect.name == "postgresql":
+            conn.execute(text("LOCK TABLE jobs IN EXCLUSIVE MODE"))
+        with ThreadPoolExecutor(1) as clients:
+            posted = clients.submit(service.post, SPEC)
+            wait_until(lambda: service.http.get("/readyz").status_code == 503, within_s=12)
+            parts = service.http.get("/readyz").json()["parts"]
+            assert "has not taken new jobs for" in parts["service"] and parts["database"] == "ok"
+            conn.rollback()
+            assert posted.result().status_code in (202, 503)
+    wait_until(lambda: service.http.get("/readyz").status_code == 200, within_s=10)
+
+
 def test_a_process_that_stops_or_has_lost_a_part_is_not_ready(service: Service) -> None:
     runtime = service.server.config.app.state.runtime  # type: ignore[union-attr]
     [writer] = [task for task in runtime.tasks if task.get_name() == "writer"]
@@ -91,7 +107,7 @@ def test_an_old_schema_and_lost_artifacts_are_told(service: Service) -> None:
         parts = service.http.get("/readyz").json()["parts"]
     finally:
         with service.store.write() as conn:
-            conn.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+            conn.execute(text("UPDATE alembic_version SET version_num = '0002'"))
     assert "0000" in parts["database"] and parts["broker"] == "ok" and parts["artifacts"] != "ok"
 
 

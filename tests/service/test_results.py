@@ -14,6 +14,7 @@ from tests.torchstone.sample_jobs import full_result
 from tests.torchstone.store_samples import claim, up
 from torchstone.jobs import State
 from torchstone.store import claims, leases, logs
+from torchstone.store import events as store_events
 
 Event = dict[str, str]
 
@@ -160,6 +161,9 @@ def test_events_resume_without_a_gap_from_any_id(service: Service) -> None:
     last = service.http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": whole[-1]["id"]})
     assert last.status_code == 204  # tells a browser to stop asking
     assert service.http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": "x"}).status_code == 400
+    with service.store.write() as conn:  # nobody writes such a one; a stream would never end all the same
+        store_events.add(conn, job_id, "killed", {"took_ms": 1})
+    assert [event["event"] for event in events(service, job_id, whole[-1]["id"])] == ["killed"]
 
 
 def test_events_come_as_they_happen(service: Service) -> None:

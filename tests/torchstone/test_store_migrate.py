@@ -43,7 +43,7 @@ def indexes(store: Store) -> dict[str, str]:
 
 
 def test_from_nothing_it_makes_the_schema_and_again_it_does_nothing(empty: Store, empty_database_url: str) -> None:
-    assert migrate(empty_database_url) == migrate(empty_database_url) == "0001"
+    assert migrate(empty_database_url) == migrate(empty_database_url) == "0002"
     require_current_schema(empty)
     with empty.read() as conn:
         context = MigrationContext.configure(conn, opts={"compare_type": True, "compare_server_default": True})
@@ -63,12 +63,12 @@ def test_it_can_be_undone(empty: Store, empty_database_url: str) -> None:
     downgrade(empty)
     with empty.read() as conn:
         assert set(inspect(conn).get_table_names()) == {"alembic_version"}
-    assert migrate(empty_database_url) == "0001"
+    assert migrate(empty_database_url) == "0002"
 
 
 def test_many_processes_at_once(empty: Store, empty_database_url: str) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
-        assert pool.map(migrate, [empty_database_url] * 8, chunksize=1) == ["0001"] * 8
+        assert pool.map(migrate, [empty_database_url] * 8, chunksize=1) == ["0002"] * 8
     require_current_schema(empty)
 
 
@@ -84,11 +84,11 @@ def test_a_migration_that_fails_leaves_nothing_behind(empty: Store, empty_databa
         assert set(inspect(conn).get_table_names()) - {"alembic_version"} == {"placements"}
     with empty.write() as conn:
         conn.execute(text("DROP TABLE placements"))
-    assert migrate(empty_database_url) == "0001"
+    assert migrate(empty_database_url) == "0002"
 
 
 def test_an_empty_database_is_refused_with_the_remedy(empty: Store) -> None:
-    with pytest.raises(SetupError, match="has no Torchstone tables; this version needs 0001: run `torchstone migrate`"):
+    with pytest.raises(SetupError, match="has no Torchstone tables; this version needs 0002: run `torchstone migrate`"):
         require_current_schema(empty)
 
 
@@ -101,4 +101,4 @@ def test_a_newer_database_is_left_alone(store: Store, database_url: str) -> None
                 refuse()
     finally:
         with store.write() as conn:
-            conn.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+            conn.execute(text("UPDATE alembic_version SET version_num = '0002'"))

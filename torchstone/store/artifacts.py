@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -26,6 +27,8 @@ from torchstone.errors import Gone, SetupError
 from torchstone.store.schema import artifacts
 
 CHUNK_BYTES = 1 << 20
+_RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
+"""Of a request to a bucket; each is waited for 30 s. (obstore would go on for three minutes.)"""
 
 
 class Blobs:
@@ -36,7 +39,9 @@ class Blobs:
             url = urlsplit(artifacts_url)
             self._folder = Path(unquote(url.path)) if url.scheme == "file" else None
             self._store: Any = (
-                LocalStore.from_url(artifacts_url, mkdir=True) if self._folder else from_url(artifacts_url)
+                LocalStore.from_url(artifacts_url, mkdir=True)
+                if self._folder
+                else from_url(artifacts_url, retry_config=_RETRIES)
             )
         except Exception as error:
             raise SetupError(f"artifacts URL {artifacts_url!r} cannot be opened: {error}") from error

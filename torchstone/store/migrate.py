@@ -13,7 +13,7 @@ from torchstone.store.engine import Store
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision under migrations/versions, which this code was written for."""
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _ADVISORY_LOCK = 7086331524900

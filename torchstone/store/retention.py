@@ -7,8 +7,11 @@
     retention.collect(store, blobs, settings)              # every minute or so, by the service
 
 Bytes are kept once, under their SHA-256, however many jobs name them. They are removed only while nobody can begin to
-name them: a worker pins what it is about to store, in a transaction that waits for a removal of the same bytes to end,
-and looks only then whether they are there already. A pin ends with its attempt, so what a lost attempt left is found.
+name them: a worker pins what it is about to store, which it cannot while the same bytes are being removed, and looks
+only then whether they are there already. A pin ends with its attempt, so what a lost attempt left is found.
+
+No transaction is open while a bucket is asked to remove something: it may take its time. A removal is noted before and
+forgotten after; one that was never forgotten (its process died) is made again.
 
 A job that was deleted is remembered for a while, so that its address is 410 and not 404.
 """
@@ -19,7 +22,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import structlog
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from torchstone.errors import Conflict
 from torchstone.jobs import is_terminal, rfc3339
@@ -40,8 +45,13 @@ from torchstone.store.schema import (
     loose_blobs,
     now_us,
     placements,
+    removals,
 )
 
+log = structlog.get_logger(__name__)
+
+REMOVED_WITHIN_S = 120
+"""Longer than a bucket is waited for: a removal that was noted before that is nobody's any more."""
 REMEMBERED_DAYS = 90
 """For how long a deleted job is known to have existed."""
 _LET_GO = 0  # the attempt under which bytes are noted that their job names no more: none has that number
@@ -49,18 +59,31 @@ _DAY_US = 86_400 * 1_000_000
 _JOBS_AT_ONCE = 1000
 
 
+class BeingRemoved(Exception):
+    """Some of these bytes are just being removed: try again a moment later."""
+
+
 def pin(conn: Connection, holder: Holder, sha256s: Sequence[str]) -> bool:
     """Say that this attempt is about to store these bytes and to name them; False if it no longer holds its job.
 
-    Until the attempt ends nobody removes them, also those that were there already.
+    Until the attempt ends nobody removes them, also those that were there already. Raises BeingRemoved.
     """
     if leases.still_held(conn, holder) is None:
         return False
     _lock(conn, sha256s)
+    if conn.scalar(select(exists().where(removals.c.sha256.in_(sha256s)))):
+        raise BeingRemoved
     rows = [{"sha256": each, "job_id": holder.job_id, "attempt": holder.attempt} for each in sorted(set(sha256s))]
     if rows:
         conn.execute(insert_into(conn, loose_blobs).on_conflict_do_nothing(), rows)
     return True
+
+
+def leave(conn: Connection, holder: Holder, sha256s: Iterable[str]) -> None:
+    """This attempt has stored these bytes, though its job was taken away: they can go where nobody else wants them."""
+    rows = [{"sha256": each, "job_id": holder.job_id, "attempt": holder.attempt} for each in sorted(set(sha256s))]
+    if rows:
+        conn.execute(insert_into(conn, loose_blobs).on_conflict_do_nothing(), rows)
 
 
 def let_go(conn: Connection, job_id: str, sha256s: Iterable[str]) -> None:
@@ -125,26 +148,51 @@ def collect(store: Store, blobs: Blobs, settings: Settings) -> Collected:
         conn.execute(delete(idempotency_keys).where(idempotency_keys.c.job_id < first_id(oldest_us)))
     with store.read() as conn:
         loose = list(conn.scalars(select(loose_blobs.c.sha256).where(~_is_pinned).distinct()))
-    gone = 0
+        loose += conn.scalars(select(removals.c.sha256).where(removals.c.sha256.not_in(loose)))
+    gone, refused = 0, []
     for sha256 in loose:
-        with store.write() as conn:
-            gone += remove_loose(conn, sha256, blobs.delete)
+        try:
+            gone += remove_loose(store, sha256, blobs.delete)
+        except SQLAlchemyError:
+            raise
+        except Exception as error:  # one that cannot be removed is in the way of no other
+            refused.append(error)
+    if refused:
+        log.warning("some bytes could not be removed; trying again later", blobs=len(refused), error=str(refused[0]))
     return Collected(removed, gone)
 
 
-def remove_loose(conn: Connection, sha256: str, remove: Callable[[str], None]) -> bool:
+def remove_loose(store: Store, sha256: str, remove: Callable[[str], None]) -> bool:
     """Remove these bytes by `remove` unless a job names them or an attempt has pinned them; whether it did.
 
-    They are removed before the commit: whoever pins them meanwhile waits for it, and then finds that they are gone.
+    Whoever pins them meanwhile is told to wait. What `remove` raises is raised, and the removal stays noted: it may
+    have been made all the same.
     """
-    _lock(conn, [sha256])
-    of_these = loose_blobs.c.sha256 == sha256
-    pinned = conn.scalar(select(exists().where(of_these, _is_pinned)))
-    named = any(conn.scalar(select(exists().where(table.c.sha256 == sha256))) for table in (artifacts, checkpoints))
-    conn.execute(delete(loose_blobs).where(of_these, ~_is_pinned))
-    if pinned or named:
-        return False
+    with store.write() as conn:
+        if not _begin_removal(conn, sha256):
+            return False
     remove(sha256)
+    with store.write() as conn:
+        conn.execute(delete(removals).where(removals.c.sha256 == sha256))
+    return True
+
+
+def _begin_removal(conn: Connection, sha256: str) -> bool:
+    """Note that these bytes are being removed, unless somebody wants them or is at it."""
+    _lock(conn, [sha256])
+    since_us, clock_us = conn.scalar(select(removals.c.since_us).where(removals.c.sha256 == sha256)), now_us()
+    is_under_way = since_us is not None and conn.scalar(select(clock_us - since_us < REMOVED_WITHIN_S * 1_000_000))
+    if is_under_way:
+        return False
+    of_these = loose_blobs.c.sha256 == sha256
+    # First the notes, then the questions: a note of a moment later, with an answer of before it, would be lost.
+    conn.execute(delete(loose_blobs).where(of_these, ~_is_pinned))
+    conn.execute(delete(removals).where(removals.c.sha256 == sha256))
+    if conn.scalar(select(exists().where(of_these, _is_pinned))):
+        return False
+    if any(conn.scalar(select(exists().where(table.c.sha256 == sha256))) for table in (artifacts, checkpoints)):
+        return False
+    conn.execute(insert(removals).values(sha256=sha256, since_us=clock_us))
     return True
 
 

@@ -243,6 +243,14 @@ loose_blobs = Table(
     Column("attempt", Integer, primary_key=True),
 )
 
+# Bytes that somebody is about to remove: nobody begins to name them until that is done.
+removals = Table(
+    "removals",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("since_us", BigInteger, nullable=False),
+)
+
 # So that a job that was deleted is gone (410), not unknown (404).
 deleted_jobs = Table(
     "deleted_jobs",
