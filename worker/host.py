@@ -197,8 +197,9 @@ class WorkerHost:
             run.stop("draining")
         for run in self.runs():
             run.join(self.settings.kill_grace_s + 15)
-        if self._keeper.is_alive():
-            self._keeper.join(timeout=5)
+        for thread in (self._keeper, self._releaser):
+            if thread.is_alive():
+                thread.join(timeout=5)
         with contextlib.suppress(SQLAlchemyError), self.store.write() as conn:
             hosts.set_state(conn, self.host.name, self.host.incarnation, "down")
         self.store.dispose()

@@ -43,8 +43,7 @@ from worker.servers import preload_for
 
 FLUSH_S = 0.5
 GPU_BACK_WITHIN_S = 10.0
-_PIN_WITHIN_S = 2.5 * retention.REMOVED_WITHIN_S
-"""A removal that nobody ends is made again by the service, which looks every minute."""
+_PIN_WITHIN_S = 2.5 * retention.REMOVED_WITHIN_S  # the service, which looks every minute, ends what nobody else does
 DATABASE_AWAY = "the database was out of reach"
 T = TypeVar("T")
 
@@ -280,10 +279,7 @@ class JobRun:
         return State.succeeded, None
 
     def _store_files(self, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows of these files once their bytes are stored; none where the job was taken away meanwhile.
-
-        Raises OSError, naming the one that could not be.
-        """
+        """The rows of the files once they are stored; none where the job was taken away. Raises OSError, with a name."""
         name = ""
         rows: list[dict[str, Any]] = []
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,8 +45,7 @@ def test_what_was_saved_last_is_there_for_the_next_attempt_and_gone_with_the_job
     job = bed.ended(job_id)
     # Then it finds the last of both
     assert job["result"]["environment"]["hosts"] == [{"found": {"part": "attempt 1, save 2"}}]
-    until(lambda: not saved(bed, job_id))
-    assert blobs(bed) == []
+    until(lambda: not saved(bed, job_id) and not blobs(bed))
 
 
 def test_what_a_job_saved_that_ended_elsewhere_is_deleted_too(bed: Bed) -> None:
@@ -56,9 +56,33 @@ def test_what_a_job_saved_that_ended_elsewhere_is_deleted_too(bed: Bed) -> None:
     with bed.store.write() as conn:
         jobs.cancel(conn, job_id)
     assert bed.job(job_id)["state"] == "canceled" and saved(bed, job_id)
+    bed.open()
+    until(lambda: not saved(bed, job_id) and not blobs(bed))
+
+
+def test_a_bucket_that_does_not_answer_holds_no_lease_up(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a job whose checkpoint can go, and a bucket that is asked to delete it and says nothing
+    bed.open()
+    job_id = bed.submit("save")
+    until(lambda: bed.log(job_id).count("stored True") == 2)
+    bed.shut()
+    with bed.store.write() as conn:
+        jobs.cancel(conn, job_id)
+    asked, answers = threading.Event(), threading.Event()
+
+    def delete(self: Blobs, sha256: str) -> None:
+        asked.set()
+        answers.wait(30)
+
+    monkeypatch.setattr(Blobs, "delete", delete)
     host = bed.open()
-    release(host.store, host.blobs)
-    assert saved(bed, job_id) == [] and blobs(bed) == []
+    assert asked.wait(10)
+    # When the keeper has had time for many rounds, then it made them
+    for _ in range(3):
+        before_s = host._renewed_s
+        until(lambda before_s=before_s: host._renewed_s > before_s, within_s=20)
+    assert bed.ended(bed.submit("answer forty-two"))["state"] == "succeeded"
+    answers.set()
 
 
 def test_a_job_goes_on_where_nothing_can_be_stored(bed: Bed) -> None:

@@ -201,6 +201,7 @@ def station(tmp_path: Path) -> Iterator[Station]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # three attempts of a whole training, and one beside them
 def test_a_job_outlives_the_workers_that_are_killed_under_it(station: Station, tmp_path: Path) -> None:
     spec = {**SPEC, "epochs": 20}
     _, weights = run(spec, tmp_path / "whole", [], 60)
