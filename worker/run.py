@@ -279,7 +279,7 @@ class JobRun:
         return State.succeeded, None
 
     def _store_files(self, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows of the files once they are stored; none where the job was taken away. Raises OSError, with a name."""
+        """The rows of the files once stored; none where the job was taken away. Raises OSError, naming the file."""
         name = ""
         rows: list[dict[str, Any]] = []
         try:
