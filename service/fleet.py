@@ -135,8 +135,7 @@ class Fleet:
 
 
 def _type_of(wanted: Waiting, living: Sequence[Json]) -> str:
-    most_cuda = max(host["cuda_count"] for host in living)
-    return resolve_type(wanted, 0, most_cuda)
+    return resolve_type(wanted, ((host["cuda_count"], host["memory_bytes"]) for host in living))
 
 
 def _able(wanted: Waiting, living: Sequence[Json]) -> list[Json]:

@@ -47,6 +47,10 @@ class Waiting:
         return self.rank_us, self.job_id
 
 
+CudaHost = tuple[int, int]
+"""How many CUDA devices a host has, and the bytes of memory that a job may take there."""
+
+
 @dataclass(frozen=True)
 class HostView:
     """A host at one moment: its devices by type, which are leased, and whether its machine is shared or taken whole."""
@@ -55,7 +59,12 @@ class HostView:
     leased: frozenset[str]  # on the whole machine, other workers' too
     taken_whole: bool  # an exclusive job runs on the machine
     memory_bytes: int
-    cuda_elsewhere: int = 0  # the most CUDA devices of any living host: an `auto` job waits for those
+    cuda_hosts: tuple[CudaHost, ...] = ()  # of all living hosts: an `auto` job waits for one that could run it
+
+    @property
+    def cuda_anywhere(self) -> tuple[CudaHost, ...]:
+        """Those and this one."""
+        return (*self.cuda_hosts, (len(self.devices.get("cuda", ())), self.memory_bytes))
 
 
 @dataclass(frozen=True)
@@ -67,11 +76,12 @@ class Choice:
     exclusive: bool
 
 
-def resolve_type(waiting: Waiting, host_cuda: int, most_cuda: int) -> str:
-    """The device type that `waiting` means here: `auto` is cuda wherever any host has enough of them, else cpu."""
+def resolve_type(waiting: Waiting, cuda_hosts: Iterable[CudaHost]) -> str:
+    """The device type that `waiting` means: `auto` is cuda where any of these hosts could run it there, else cpu."""
     if waiting.device_type != "auto":
         return waiting.device_type
-    return "cuda" if max(host_cuda, most_cuda) >= waiting.device_count else "cpu"
+    could_run = any(waiting.device_count <= count and waiting.memory_bytes <= room for count, room in cuda_hosts)
+    return "cuda" if could_run else "cpu"
 
 
 def is_exclusive(isolation: str, device_type: str) -> bool:
@@ -90,7 +100,7 @@ def choose(host: HostView, waiting: Iterable[Waiting], alone_next: Waiting | Non
     for job in waiting:
         if alone_next is not None and alone_next.place < job.place:
             return None
-        device_type = resolve_type(job, len(host.devices.get("cuda", ())), host.cuda_elsewhere)
+        device_type = resolve_type(job, host.cuda_anywhere)
         names = host.devices.get(device_type, ())
         if job.device_count > len(names) or job.memory_bytes > host.memory_bytes:
             continue

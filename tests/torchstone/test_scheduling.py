@@ -21,7 +21,7 @@ def host_views(draw: st.DrawFn) -> HostView:
         leased=frozenset(leased),
         taken_whole=bool(leased) and draw(st.booleans()),
         memory_bytes=draw(st.integers(0, 3)),
-        cuda_elsewhere=draw(st.integers(0, 4)),
+        cuda_hosts=draw(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=2).map(tuple)),
     )
 
 
@@ -37,7 +37,7 @@ queues = st.lists(waiting_jobs, max_size=6, unique_by=lambda job: job.job_id)
 
 
 def means(host: HostView, job: Waiting) -> str:
-    return resolve_type(job, len(host.devices.get("cuda", ())), host.cuda_elsewhere)
+    return resolve_type(job, host.cuda_anywhere)
 
 
 def could_ever_hold(host: HostView, job: Waiting) -> bool:
@@ -45,7 +45,7 @@ def could_ever_hold(host: HostView, job: Waiting) -> bool:
 
 
 def idle(host: HostView) -> HostView:
-    return HostView(host.devices, frozenset(), False, host.memory_bytes, host.cuda_elsewhere)
+    return HostView(host.devices, frozenset(), False, host.memory_bytes, host.cuda_hosts)
 
 
 @given(host_views(), queues)
@@ -105,16 +105,17 @@ def test_a_host_that_starts_all_it_may_never_mixes_or_doubles(host: HostView, qu
         running.append(choice)
         left = [job for job in left if job.job_id != choice.job_id]
         leased = host.leased | set(choice.devices)
-        host = HostView(host.devices, leased, choice.exclusive, host.memory_bytes, host.cuda_elsewhere)
+        host = HostView(host.devices, leased, choice.exclusive, host.memory_bytes, host.cuda_hosts)
     used = [name for choice in running for name in choice.devices]
     assert len(used) == len(set(used))
     assert len(running) == 1 or not any(choice.exclusive for choice in running)
 
 
 @given(host_views(), waiting_jobs)
-def test_auto_is_cuda_exactly_where_some_host_has_enough(host: HostView, job: Waiting) -> None:
-    most = max(len(host.devices.get("cuda", ())), host.cuda_elsewhere)
+def test_auto_is_cuda_exactly_where_some_host_could_run_it(host: HostView, job: Waiting) -> None:
+    here = (len(host.devices.get("cuda", ())), host.memory_bytes)
+    enough = [count for count, room in [here, *host.cuda_hosts] if room >= job.memory_bytes]
     if job.device_type == "auto":
-        assert means(host, job) == ("cuda" if most >= job.device_count else "cpu")
+        assert means(host, job) == ("cuda" if max(enough, default=0) >= job.device_count else "cpu")
     else:
         assert means(host, job) == job.device_type

@@ -14,6 +14,7 @@ from tests.torchstone.store_samples import (
     nothing_to_claim,
     reconcile,
     row,
+    spec,
     state,
     submit,
     up,
@@ -564,3 +565,18 @@ class TestLogs:
                 logs.append(conn, job_id, 1, chunks)
         with store.read() as conn:
             assert logs.read(conn, job_id) == [(1, 0, "a"), (1, 1, "b")]
+
+
+def test_an_auto_job_that_no_gpu_host_has_room_for_runs_on_cpus(store: Store) -> None:
+    small, big = up(store, "gpu", cuda=2, memory_bytes=16 << 30), up(store, "cpu", cpu=2, memory_bytes=64 << 30)
+    wanted = spec(device_type="auto")
+    with store.read() as conn:
+        jobs.check_capacity(wanted, 40 << 30, hosts.living(conn, LEASE_S))
+    with store.write() as conn:
+        jobs.insert_many(conn, [jobs.NewJob.of(wanted, memory_bytes=40 << 30)])
+    assert nothing_to_claim(store, small)
+    assert claim(store, big).devices == ("cpu:0",)
+    # One that a GPU host could run is left to it
+    submit(store, device_type="auto")
+    assert nothing_to_claim(store, big)
+    assert claim(store, small).devices == ("cuda:0",)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, func, insert, not_, or_, select, update
 
 from torchstone.jobs import State
 from torchstone.scheduling import Choice, HostView, Waiting, choose, is_exclusive, resolve_type
 from torchstone.store import events
-from torchstone.store.hosts import Host, most_cuda
+from torchstone.store.hosts import Host
+from torchstone.store.hosts import with_cuda as hosts_with_cuda
 from torchstone.store.leases import Holder
 from torchstone.store.schema import (
     attempts,
@@ -105,19 +106,21 @@ def _view(conn: Connection, host: Host, lease_s: float) -> HostView:
         leased=frozenset(leased),
         taken_whole=taken_whole,
         memory_bytes=host.memory_bytes,
-        cuda_elsewhere=most_cuda(conn, lease_s),
+        cuda_hosts=hosts_with_cuda(conn, lease_s),
     )
 
 
 def _waiting(conn: Connection, host: HostView) -> list[Waiting]:
     """The first job in order that this host could ever run: the one that `choose` starts or waits for."""
     cuda, cpu = (len(host.devices.get(kind, ())) for kind in ("cuda", "cpu"))
-    count, most_anywhere = jobs.c.device_count, max(cuda, host.cuda_elsewhere)
+    count = jobs.c.device_count
+    fits = [and_(count <= devices, jobs.c.memory_bytes <= room) for devices, room in set(host.cuda_anywhere)]
+    cuda_could_run = or_(*fits)
     could_run = or_(
         and_(jobs.c.device_type == "cuda", count <= cuda),
         and_(jobs.c.device_type == "cpu", count <= cpu),
-        and_(jobs.c.device_type == "auto", count <= most_anywhere, count <= cuda),
-        and_(jobs.c.device_type == "auto", count > most_anywhere, count <= cpu),
+        and_(jobs.c.device_type == "auto", cuda_could_run, count <= cuda),
+        and_(jobs.c.device_type == "auto", not_(cuda_could_run), count <= cpu),
     )
     in_time = or_(jobs.c.start_by_us.is_(None), jobs.c.start_by_us > now_us(), jobs.c.attempt > 0)
     query = (
@@ -137,7 +140,7 @@ def _alone_next(conn: Connection, host: Host, view: HostView, lease_s: float) ->
     alone = []
     for cuda, cpu, memory_bytes in conn.execute(query).fetchall():
         devices = {"cuda": tuple(map(str, range(cuda))), "cpu": tuple(map(str, range(cpu)))}
-        for job in _waiting(conn, HostView(devices, frozenset(), False, memory_bytes, view.cuda_elsewhere)):
-            if is_exclusive(job.isolation, resolve_type(job, cuda, view.cuda_elsewhere)):
+        for job in _waiting(conn, HostView(devices, frozenset(), False, memory_bytes, view.cuda_hosts)):
+            if is_exclusive(job.isolation, resolve_type(job, (*view.cuda_hosts, (cuda, memory_bytes)))):
                 alone.append(job)
     return min(alone, key=lambda job: job.place, default=None)

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, select, update
 
 from torchstone.jobs import rfc3339
+from torchstone.scheduling import CudaHost
 from torchstone.store.engine import insert_into
 from torchstone.store.schema import hosts, is_held, jobs, now_us, placements
 
@@ -74,10 +75,12 @@ def living(conn: Connection, lease_s: float) -> list[dict[str, Any]]:
     return [dict(row) for row in conn.execute(select(*columns).where(hosts.c.state == "up", fresh)).mappings()]
 
 
-def most_cuda(conn: Connection, lease_s: float) -> int:
-    """The most CUDA devices that any living host has: decides what `auto` means."""
+def with_cuda(conn: Connection, lease_s: float) -> tuple[CudaHost, ...]:
+    """The living hosts that have CUDA devices, equal ones once: they decide what `auto` means."""
     fresh = hosts.c.seen_us > now_us() - int(lease_s * 1e6)
-    return conn.scalar(select(func.max(hosts.c.cuda_count)).where(hosts.c.state == "up", fresh)) or 0
+    query = select(hosts.c.cuda_count, hosts.c.memory_bytes).distinct()
+    rows = conn.execute(query.where(hosts.c.cuda_count > 0, hosts.c.state == "up", fresh))
+    return tuple((row.cuda_count, row.memory_bytes) for row in rows)
 
 
 def leased(conn: Connection) -> list[dict[str, Any]]:

@@ -305,8 +305,6 @@ def check_capacity(spec: BaseSpec, memory_bytes: int, hosts: Sequence[dict[str, 
         return
     wanted, count = spec.devices.type, spec.devices.count
     kinds = ("cuda", "cpu") if wanted == "auto" else (wanted,)
-    if wanted == "auto" and max(host["cuda_count"] for host in hosts) >= count:
-        kinds = ("cuda",)
     reachable = max(host[f"{kind}_count"] for host in hosts for kind in kinds)
     if reachable == 0:
         detail = f"no registered host has a {wanted} device"
