@@ -295,6 +295,7 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # every process compiles for itself
 @pytest.mark.parametrize(
     "options",
     [
