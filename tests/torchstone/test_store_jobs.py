@@ -319,7 +319,8 @@ class TestCapacity:
             (spec(), 8 << 30, None),
             (spec(), 9 << 30, "/model"),
             (spec(device_type="cuda"), 2 << 30, "/model"),  # the host with enough memory has no GPU
-            (spec(device_type="auto"), 2 << 30, "/model"),  # `auto` means cuda here
+            (spec(device_type="auto"), 2 << 30, None),  # on CPU devices: the host with GPUs has no room
+            (spec(device_type="auto"), 9 << 30, "/model"),
         ],
     )
     def test_what_no_host_could_run_is_refused(
