@@ -73,14 +73,15 @@ def pin(conn: Connection, holder: Holder, sha256s: Sequence[str]) -> bool:
     _lock(conn, sha256s)
     if conn.scalar(select(exists().where(removals.c.sha256.in_(sha256s)))):
         raise BeingRemoved
-    rows = [{"sha256": each, "job_id": holder.job_id, "attempt": holder.attempt} for each in sorted(set(sha256s))]
-    if rows:
-        conn.execute(insert_into(conn, loose_blobs).on_conflict_do_nothing(), rows)
+    leave(conn, holder, sha256s)
     return True
 
 
 def leave(conn: Connection, holder: Holder, sha256s: Iterable[str]) -> None:
-    """This attempt has stored these bytes, though its job was taken away: they can go where nobody else wants them."""
+    """Note that this attempt may leave these bytes behind: pinned while it holds its job, to be found once it does not.
+
+    For itself where it stored them although its job was taken away.
+    """
     rows = [{"sha256": each, "job_id": holder.job_id, "attempt": holder.attempt} for each in sorted(set(sha256s))]
     if rows:
         conn.execute(insert_into(conn, loose_blobs).on_conflict_do_nothing(), rows)
