@@ -153,7 +153,7 @@ class JobRun:
         if outcome.stopped == "fenced":
             self.log.warning("the job was taken away; its processes are gone, nothing is recorded")
             return
-        if outcome.stopped == "draining":
+        if outcome.stopped == "draining" and (outcome.message or {}).get("type") != "result":
             self._give_back("the worker is shutting down", spent=False, outcome=outcome)
             return
         if outcome.message is None and alive.ended_itself(self.folder):

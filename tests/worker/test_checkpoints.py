@@ -28,6 +28,17 @@ def saved(bed: Bed, job_id: str) -> list[checkpoints.Part]:
         return checkpoints.of(conn, job_id)
 
 
+def saved_and_canceled(bed: Bed) -> str:
+    """A job that saved itself, and was cancelled while no worker was up."""
+    bed.open()
+    job_id = bed.submit("save")
+    until(lambda: bed.log(job_id).count("stored True") == 2)
+    bed.shut()
+    with bed.store.write() as conn:
+        jobs.cancel(conn, job_id)
+    return job_id
+
+
 def blobs(bed: Bed) -> list[Path]:
     return [path for path in (bed.settings.data / "artifacts").rglob("*") if path.is_file()]
 
@@ -49,12 +60,7 @@ def test_what_was_saved_last_is_there_for_the_next_attempt_and_gone_with_the_job
 
 
 def test_what_a_job_saved_that_ended_elsewhere_is_deleted_too(bed: Bed) -> None:
-    bed.open()
-    job_id = bed.submit("save")
-    until(lambda: bed.log(job_id).count("stored True") == 2)
-    bed.shut()
-    with bed.store.write() as conn:
-        jobs.cancel(conn, job_id)
+    job_id = saved_and_canceled(bed)
     assert bed.job(job_id)["state"] == "canceled" and saved(bed, job_id)
     bed.open()
     until(lambda: not saved(bed, job_id) and not blobs(bed))
@@ -62,12 +68,7 @@ def test_what_a_job_saved_that_ended_elsewhere_is_deleted_too(bed: Bed) -> None:
 
 def test_a_bucket_that_does_not_answer_holds_no_lease_up(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a job whose checkpoint can go, and a bucket that is asked to delete it and says nothing
-    bed.open()
-    job_id = bed.submit("save")
-    until(lambda: bed.log(job_id).count("stored True") == 2)
-    bed.shut()
-    with bed.store.write() as conn:
-        jobs.cancel(conn, job_id)
+    saved_and_canceled(bed)
     asked, answers = threading.Event(), threading.Event()
 
     def delete(self: Blobs, sha256: str) -> None:
