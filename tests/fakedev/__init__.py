@@ -21,14 +21,19 @@ import shutil
 import subprocess
 import tempfile
 import types
+from contextlib import nullcontext
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 KIND = "fakedev"
 COUNT = 4
 SOURCE = Path(__file__).with_name("fakedev.cpp")
+SOURCES = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
 _FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O1", "-w")  # torch's headers warn
 _COMPILE_WITHIN_S = 280
 
@@ -43,7 +48,7 @@ def build() -> Path:
     compiler = shutil.which(wanted)
     if compiler is None:
         raise NoCompiler(f"no C++ compiler: {wanted} is not on PATH (Debian: apt install g++)")
-    made_of = (SOURCE.read_bytes(), torch.__version__, torch.__file__, compiler, _FLAGS)
+    made_of = (*(source.read_bytes() for source in SOURCES), torch.__version__, torch.__file__, compiler, _FLAGS)
     key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"torchstone-fakedev-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -64,6 +69,7 @@ def load(library: Path) -> None:
     of_torch.ops.load_library(library)
     of_torch.utils.rename_privateuse1_backend(KIND)
     of_torch._register_device_module(KIND, _module())
+    dist.Backend.register_backend("fakeccl", _group, devices=[KIND])
 
 
 def _compile(compiler: str, library: Path) -> None:
@@ -81,8 +87,24 @@ def _module() -> types.ModuleType:
     module: Any = types.ModuleType(f"torch.{KIND}")
     module.is_available = lambda: True
     module.device_count = lambda: COUNT
+    module.is_initialized = lambda: True
     module.current_device = torch.accelerator.current_device_index
+    module.set_device = torch.accelerator.set_device_index
+    module.Stream = partial(torch.Stream, KIND)
+    module.Event = partial(torch.Event, KIND)
+    module.current_stream = torch.accelerator.current_stream
+    module.stream = lambda stream: stream if stream is not None else nullcontext()
     module._is_in_bad_fork = lambda: False
     module.manual_seed_all = lambda seed: None  # its random numbers are the CPU's
     found: types.ModuleType = module
     return found
+
+
+def _group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """What `init_process_group` makes of "fakeccl", the backend of these devices: see collectives.h."""
+    group = dist.ProcessGroup(store, rank, size)
+    link = dist.ProcessGroupGloo(store, rank, size, timeout)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, link)
+    of_torch: Any = torch
+    of_torch.ops.fakedev.talk_over(group.boxed())
+    return group

@@ -12,7 +12,8 @@
 // Everything else is computed on the CPU at once, after the current streams of its operands' devices. Random numbers
 // are the CPU's. Beside tensors on "fakedev:0" to "fakedev:3" there is:
 //   torch.ops.fakedev.busy(ms, device)              keep the device's current stream busy for so long
-//   torch.ops.fakedev.take(kernel_ms, copy_ms)      have every product and every copy last so long from now on
+//   torch.ops.fakedev.take(kernel_ms, copy_ms, link_ms)
+//                                                   have every product, copy and exchange between processes last so long
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -21,7 +22,6 @@
 #include <ATen/ops/_native_batch_norm_legit.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
@@ -29,110 +29,11 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
-#include <condition_variable>
-#include <future>
-#include <map>
-#include <queue>
-#include <thread>
+#include "collectives.h"
 
 namespace {
 
-using c10::Device;
-using c10::DeviceIndex;
-using c10::Stream;
-using c10::StreamId;
-using std::optional;
-using Clock = std::chrono::steady_clock;
-using Milliseconds = std::chrono::duration<double, std::milli>;
-
-constexpr auto kFake = c10::DeviceType::PrivateUse1;
-constexpr c10::DispatchKeySet kKeys{c10::DispatchKey::PrivateUse1};
-constexpr int kDevices = 4;
-
-std::atomic<double> kernel_ms{0}, copy_ms{0};
-
-// Asleep, so that four busy devices need no four cores.
-void pass_time(double ms) { std::this_thread::sleep_for(Milliseconds(ms)); }
-
-// ---------------------------------------------------------------------------------------------- streams and events
-
-// A point in a stream, reached once all work that was queued before it is done: when that was. Not valid: nowhere.
-using Moment = std::shared_future<Clock::time_point>;
-
-bool is_past(const Moment& moment) { return moment.wait_for(Milliseconds(0)) == std::future_status::ready; }
-
-// The work of one stream, done in order by a thread of its own.
-class Queue {
- public:
-  Queue() { std::thread([this] { work(); }).detach(); }
-  void submit(std::function<void()> task) {
-    std::lock_guard lock(mutex_);
-    tasks_.push(std::move(task));
-    more_.notify_one();
-  }
-  Moment record() {
-    auto reached = std::make_shared<std::promise<Clock::time_point>>();
-    submit([reached] { reached->set_value(Clock::now()); });
-    return reached->get_future().share();
-  }
-  void wait_for(const Moment& moment) {  // the stream waits, not the caller
-    if (moment.valid()) submit([moment] { moment.wait(); });
-  }
-  void drain() {
-    record().wait();
-    std::lock_guard lock(mutex_);
-    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-  }
-
- private:
-  void work() {
-    for (;;) {
-      std::function<void()> task;
-      {
-        std::unique_lock lock(mutex_);
-        more_.wait(lock, [this] { return !tasks_.empty(); });
-        task = std::move(tasks_.front());
-        tasks_.pop();
-      }
-      try {
-        task();
-      } catch (...) {  // told to whoever synchronises next, as CUDA does
-        std::lock_guard lock(mutex_);
-        failure_ = std::current_exception();
-      }
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable more_;
-  std::queue<std::function<void()>> tasks_;
-  std::exception_ptr failure_;
-};
-
-// The streams of all devices by number, 0 the default one. Threads begin with their first use: loading this starts
-// none, so that a process may still fork afterwards. Nothing is ever deleted: they work until the process ends.
-std::mutex streams_mutex;
-auto& streams = *new std::array<std::map<StreamId, Queue*>, kDevices>;
-std::atomic<StreamId> newest_stream{0};
-
-thread_local DeviceIndex current_device = 0;
-thread_local std::array<StreamId, kDevices> current_stream{};
-
-Queue& queue_of(DeviceIndex device, StreamId id) {
-  std::lock_guard lock(streams_mutex);
-  auto& queue = streams.at(size_t(device))[id];
-  if (!queue) queue = new Queue;
-  return *queue;
-}
-Queue& queue_of(const Stream& stream) { return queue_of(stream.device_index(), stream.id()); }
-Queue& current_queue(const at::Tensor& tensor) {
-  return queue_of(tensor.get_device(), current_stream.at(size_t(tensor.get_device())));
-}
-
-std::map<StreamId, Queue*> used_queues(DeviceIndex device) {
-  std::lock_guard lock(streams_mutex);
-  return streams.at(size_t(device));
-}
+// ----------------------------------------------------------------------------------------------- devices and events
 
 struct Event {
   Moment last;  // that of its newest record
@@ -163,7 +64,12 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   Stream getStream(Device device) const override {
     return stream(index(device), current_stream.at(size_t(index(device))));
   }
+  Stream getDefaultStream(Device device) const override { return stream(index(device), 0); }
   Stream getNewStream(Device device, int) const override { return stream(index(device), ++newest_stream); }
+  Stream getStreamFromGlobalPool(Device device, bool) const override {  // for what follows a collective
+    static const StreamId pooled = ++newest_stream;
+    return stream(index(device), pooled);
+  }
   Stream exchangeStream(Stream wanted) const override {
     auto before = getStream(wanted.device());
     current_stream.at(size_t(wanted.device_index())) = wanted.id();
@@ -273,16 +179,20 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   DeviceIndex deviceCount() const override { return kDevices; }
   bool isPinnedPtr(const void* data) const override { return PinnedMemory::holds(data); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override {
+    const auto device = storage.device().index();
+    c10::OptionalDeviceGuard guard(storage.device());
+    auto grown = device_memory.allocate(bytes);
+    std::memcpy(grown.get(), storage.data(), std::min(bytes, storage.nbytes()));
+    auto old = std::make_shared<c10::DataPtr>(storage.set_data_ptr(std::move(grown)));
+    storage.set_nbytes(bytes);
+    // As an allocator that knows streams: free once the current one has got so far.
+    queue_of(device, current_stream.at(size_t(device))).submit([old] {});
+  }
 };
 const bool hooked = (at::RegisterPrivateUse1HooksInterface(new Hooks), true);
 
 // ------------------------------------------------------------------------------------------------------- operations
-
-// The same numbers as a CPU tensor. It holds the memory and no Python object, so that a stream may let go of it.
-at::Tensor on_host(const at::Tensor& tensor) {
-  return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(), [held = tensor.storage()](void*) {},
-                       tensor.options().device(c10::kCPU).requires_grad(false));
-}
 
 at::Tensor empty(at::IntArrayRef size, optional<at::ScalarType> dtype, optional<at::Layout>, optional<Device> device,
                  optional<bool>, optional<at::MemoryFormat> format) {
@@ -296,7 +206,7 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, optional<
   return at::detail::empty_strided_generic(size, stride, &device_memory, kKeys, c10::dtype_or_default(dtype));
 }
 
-at::Tensor copy(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
+at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   auto task = [from = on_host(source), to = on_host(target)] {
     auto read = from.clone();
     pass_time(copy_ms);
@@ -319,7 +229,7 @@ at::Tensor copy(const at::Tensor& source, const at::Tensor& target, bool non_blo
 
 at::Tensor copy_and_resize(const at::Tensor& source, const at::Tensor& target) {
   at::native::resize_(target, source.sizes());
-  return copy(source, target, false);
+  return copy_from(source, target, false);
 }
 
 at::Tensor& product(const at::Tensor& a, const at::Tensor& b, at::Tensor& out) {
@@ -376,7 +286,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromB
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
-  m.impl("_copy_from", copy);
+  m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_and_resize);
   m.impl("mm.out", product);
   m.impl("native_batch_norm", batch_norm);
@@ -393,8 +303,9 @@ TORCH_LIBRARY(fakedev, m) {
   m.def("busy(float ms, int device) -> ()", [](double ms, int64_t device) {
     queue_of(DeviceIndex(device), current_stream.at(size_t(device))).submit([ms] { pass_time(ms); });
   });
-  m.def("take(float kernel_ms, float copy_ms) -> ()",
-        [](double kernel, double copy) { kernel_ms = kernel, copy_ms = copy; });
+  m.def("take(float kernel_ms, float copy_ms, float link_ms=0) -> ()",
+        [](double kernel, double copy, double link) { kernel_ms = kernel, copy_ms = copy, link_ms = link; });
+  m.def("talk_over(__torch__.torch.classes.c10d.ProcessGroup group) -> ()", talk_over);
 }
 
 }  // namespace

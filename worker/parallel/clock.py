@@ -1,7 +1,8 @@
 """Where the time of each step went: readings of the one clock that all processes of a machine share.
 
+    clock = clock_of(device)
     clock.begin(); ...; clock.mark(INPUT); ...; clock.mark(READY); ...; clock.mark(SYNCED); ...; clock.mark(END)
-    split([marks_of_rank_0, marks_of_rank_1])["wait_s"]
+    split([clock_of_rank_0.take(), clock_of_rank_1.take()])["wait_s"]
 
 Strategies that talk to other ranks in the middle of their work note there how long that took (`talking`).
 
@@ -12,10 +13,12 @@ hidden behind computing, until SYNCED. Since the clock is the same for all, the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 BEGIN, INPUT, READY, SYNCED, END, TALK = range(6)
@@ -23,12 +26,14 @@ Marks = NDArray[np.float64]
 """(steps, 6): five readings in seconds, and the seconds that went by talking before READY."""
 
 
-class Clock:
-    """The readings of one device."""
+_SET_AFTER_STEPS = 25
+"""How often the clock of a device that runs behind is set by the host's: theirs drift apart by some 10 us a second."""
 
-    def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
-        """`settle` waits until the device has done what it was given (a GPU runs behind)."""
-        self._settle = settle
+
+class Clock:
+    """The readings of one device that is done with an operation when it returns."""
+
+    def __init__(self) -> None:
         self._rows: list[list[float]] = []
 
     def begin(self) -> None:
@@ -37,8 +42,6 @@ class Clock:
 
     def mark(self, mark: int) -> None:
         """This part of the step is over; those after it count as none until they are marked too."""
-        if mark == END:
-            self._settle()
         row, now_s = self._rows[-1], time.perf_counter()
         row[mark:TALK] = [now_s] * (TALK - mark)
 
@@ -54,6 +57,64 @@ class Clock:
         """All readings since the last call."""
         rows, self._rows = self._rows, []
         return rows
+
+
+class StreamClock(Clock):
+    """The same of a device that runs behind (a GPU): when its current stream came to each mark, not when the host did.
+
+    The host need not wait for the device at every step: an event stands for a reading until the device has passed it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._steps: list[list[Any]] = []
+        """As rows; instead of a reading its event, instead of the seconds of talking a begin and an end for each."""
+        self._set()
+
+    def begin(self) -> None:
+        if len(self._steps) == _SET_AFTER_STEPS:
+            self._read()
+        if not self._steps:
+            self._set()
+        self._steps.append([self._event()] * 5 + [[]])
+
+    def mark(self, mark: int) -> None:
+        self._steps[-1][mark:TALK] = [self._event()] * (TALK - mark)
+
+    @contextmanager
+    def talking(self) -> Iterator[None]:
+        begun = self._event()
+        yield
+        if self._steps:
+            self._steps[-1][TALK].append((begun, self._event()))
+
+    def take(self) -> list[list[float]]:
+        self._read()
+        return super().take()
+
+    def _event(self) -> torch.Event:
+        made = torch.Event(self._device, enable_timing=True)
+        made.record(torch.accelerator.current_stream(self._device))
+        return made
+
+    def _set(self) -> None:
+        """What the host's clock shows at an event that the device passes at once."""
+        torch.accelerator.synchronize(self._device)
+        self._set_at, self._set_s = self._event(), time.perf_counter()
+
+    def _read(self) -> None:
+        """Have a number for every event: the device has passed them all."""
+        torch.accelerator.synchronize(self._device)
+        for *marks, talks in self._steps:
+            readings = [self._set_s + self._set_at.elapsed_time(event) / 1000 for event in marks]
+            self._rows.append([*readings, sum(begun.elapsed_time(ended) for begun, ended in talks) / 1000])
+        self._steps = []
+
+
+def clock_of(device: torch.device) -> Clock:
+    """The clock for what this device does."""
+    return Clock() if device.type == "cpu" else StreamClock(device)
 
 
 def split(devices: list[Marks]) -> dict[str, Marks]:

@@ -1,4 +1,4 @@
-"""The group of ranks that sum tensors with one another: gloo between CPU devices, NCCL between GPUs.
+"""The group of ranks that sum tensors with one another: over gloo between CPU devices, over NCCL between GPUs.
 
     group = Group.join(setting, rank)
     group.allreduce(tensor)              # in place: every rank then holds the sum
@@ -40,15 +40,15 @@ class Group:
         """Meet the other ranks of this strategy. Raises where they do not come."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         world_size = setting.world_size
-        if setting.is_cuda:
-            torch.cuda.set_device(rank)
+        if not setting.is_cpu:
+            torch.accelerator.set_device_index(rank)
         dist.init_process_group(
-            "nccl" if setting.is_cuda else "gloo",
+            dist.get_default_backend_for_device(setting.kind),
             store=torch._C._distributed_c10d.FileStore(str(setting.file("meeting")), world_size),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=_TIMEOUTS * setting.spec.rank_timeout_s),
-            device_id=torch.device("cuda", rank) if setting.is_cuda else None,
+            device_id=None if setting.is_cpu else torch.device(setting.kind, rank),
         )
         return cls(rank, world_size)
 

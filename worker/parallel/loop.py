@@ -85,6 +85,7 @@ class Trainer:
             with without_dropout(strategy.modules, self.setting.checks_without_dropout):
                 for step, batch in enumerate(self.feed.first_batches(steps, self.course)):
                     share = strategy.step(batch, self.setting.learning_rate(step, self.course))
+                    strategy.settle()
                     shares.append(_numbers(strategy.shares(share)))
                     first_step_s = first_step_s or time.perf_counter() - begun_s
                     self.life.steps += 1

@@ -267,10 +267,8 @@ def _samples_per_epoch(run: Run) -> int:
 def _split(result: Result, run: Run) -> None:
     """Where a step's time went: means over the steps, so that they add up to the mean step."""
     names = {"input_s": "input", "compute_s": "compute", "communicate_s": "communication", "wait_s": "wait"}
-    reason = None if run.setting.is_cpu else "a GPU runs behind the clock that these are read from"
     if run.name == "fsdp":
         reason = "torch gathers weights and reduces gradients within forward and backward"
-    if reason:
         for name in names.values():
             row = Figure(name=f"step_{name}_s", of=run.name, at=run.at, value=None, unit="s", reason=reason)
             result.figures.append(row)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from worker.parallel import forms
-from worker.parallel.clock import END, INPUT, READY, SYNCED, Clock
+from worker.parallel.clock import END, INPUT, READY, SYNCED, clock_of
 from worker.parallel.feed import Feed
 from worker.parallel.group import Group
 from worker.parallel.optimizers import make_optimizer, set_learning_rate
@@ -45,7 +45,7 @@ class Single:
         self.group = group or Group()
         self.device = forms.device_of(setting, rank)
         self.parts, self.part = (setting.world_size, rank) if setting.splits_batch else (1, 0)
-        self.clock = Clock(self.settle)
+        self.clock = clock_of(self.device)
         self.bytes_sent = 0
         """So far, by this rank, for its gradients."""
         self.module = forms.trainable(setting, rank, self.group)
