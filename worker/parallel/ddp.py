@@ -32,7 +32,7 @@ class Ddp(Single):
         unused = self._has_unused_parameters()
         self.wrapped = torch.nn.parallel.DistributedDataParallel(
             self.module,
-            device_ids=None if self.setting.is_cpu else [self.rank],
+            device_ids=None if self.setting.is_cpu else [self.device.index],
             forward_sync_buffers=False,  # BatchNorm's statistics stay each device's own
             find_unused_parameters=unused,
             gradient_as_bucket_view=True,

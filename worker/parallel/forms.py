@@ -22,7 +22,7 @@ from worker.parallel.setting import Setting
 
 def device_of(setting: Setting, rank: int) -> torch.device:
     """Where this rank's tensors live."""
-    return torch.device("cpu") if setting.is_cpu else torch.device(setting.kind, rank)
+    return torch.device("cpu") if setting.is_cpu else torch.device(setting.kind, setting.index_of(rank))
 
 
 def plain(setting: Setting, rank: int = 0) -> nn.Module:

@@ -40,15 +40,16 @@ class Group:
         """Meet the other ranks of this strategy. Raises where they do not come."""
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         world_size = setting.world_size
-        if not setting.is_cpu:
-            torch.accelerator.set_device_index(rank)
+        device = None if setting.is_cpu else torch.device(setting.kind, setting.index_of(rank))
+        if device is not None:
+            torch.accelerator.set_device_index(device.index)
         dist.init_process_group(
             dist.get_default_backend_for_device(setting.kind),
             store=torch._C._distributed_c10d.FileStore(str(setting.file("meeting")), world_size),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=_TIMEOUTS * setting.spec.rank_timeout_s),
-            device_id=None if setting.is_cpu else torch.device(setting.kind, rank),
+            device_id=device,
         )
         return cls(rank, world_size)
 

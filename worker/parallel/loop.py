@@ -188,7 +188,7 @@ class Trainer:
         """Of each device of this rank."""
         if not self.setting.is_cpu:
             ours = range(self.setting.world_size) if self.setting.strategy in ONE_PROCESS else (self.rank,)
-            return [torch.accelerator.max_memory_allocated(device) for device in ours]
+            return [torch.accelerator.max_memory_allocated(self.setting.index_of(rank)) for rank in ours]
         return [max(0, _resident_bytes("VmHWM") - self.base_bytes)]
 
 

@@ -54,6 +54,11 @@ class Setting:
         """Whether an operation is done when it returns; else the devices run behind, and must be waited for."""
         return self.kind == "cpu"
 
+    def index_of(self, rank: int) -> int:
+        """The number by which this rank's process knows its device; ranks may share one."""
+        names = list(dict.fromkeys(device.name for device in self.devices))
+        return names.index(self.devices[rank].name)
+
     @property
     def splits_batch(self) -> bool:
         """Whether each rank takes a share of the batch; else every rank takes part in all of it."""
