@@ -12,7 +12,7 @@ import os
 import signal
 import warnings
 
-from worker import processes
+from worker import hugepages, processes
 
 # Whoever stops the worker's process group means the worker: it still needs its jobs, and this, to hand them back.
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -47,3 +47,4 @@ importlib.import_module("worker.measure.environment").libraries()
 for _spec in ({"kind": "jit", "model": {"preset": "mlp"}}, {"kind": "async"}):
     importlib.import_module("torchstone.specs").parse_spec(_spec)
 gc.freeze()  # what is loaded now stays: collections in the forks need not look at it
+hugepages.collapse()  # every job forks this process, and forks itself again and again

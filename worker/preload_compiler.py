@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import importlib
 
+from worker import hugepages
+
 for _module in (
     "worker.preload",
     "torch._dynamo",
@@ -22,3 +24,4 @@ for _module in (
     importlib.import_module(_module)
 
 gc.freeze()
+hugepages.collapse()

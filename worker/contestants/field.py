@@ -10,6 +10,7 @@ job.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +32,8 @@ class Field:
     def __init__(self, cores: tuple[int, ...], threads: int, baseline: str, result: Result) -> None:
         self.cores, self.threads, self.baseline, self.result = cores, threads, baseline, result
         self.contestants: dict[str, Contestant] = {}
+        self.dropped: set[str] = set()
+        """Whose part was ended by a failure."""
         self._ended: list[Contestant] = []
         self._watched: list[Contestant] = []
 
@@ -38,9 +41,7 @@ class Field:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.end_all()
-        for contestant in self._watched:
-            contestant.end()
+        self.retire_all()
         for contestant in (*self._ended, *self._watched):
             contestant.close()
 
@@ -59,7 +60,7 @@ class Field:
         self.contestants[name] = Contestant.start(name, make, self.cores, self.threads)
 
     def watch(self, contestant: Contestant) -> Contestant:
-        """Another process, that takes no part, and is to be gone when the field is left."""
+        """Another process, that takes no part, and is to be gone when the contestants are."""
         self._watched.append(contestant)
         return contestant
 
@@ -91,18 +92,28 @@ class Field:
             raise job_error(failure, f"the baseline {name} failed: ") from failure
         status = "skipped" if failure.kind == "unavailable" else "failed"
         self.result.skipped.append(Skipped(of=name, reason=failure.reason, status=status))
+        self.dropped.add(name)
         self.end(name)
 
     def end(self, name: str) -> None:
-        """End its process, without waiting for it."""
-        contestant = self.contestants.pop(name)
-        contestant.end()
-        self._ended.append(contestant)
+        """End its process, without waiting for it; it leaves the cores to those that are still at work."""
+        self._end(name, os.sched_getaffinity(0))
 
-    def end_all(self) -> None:
-        """End every process, without waiting: their memory is taken down on another core meanwhile."""
+    def retire(self, name: str) -> None:
+        """The same once nothing is timed any more: on whatever core is free."""
+        self._end(name, {*self.cores, *os.sched_getaffinity(0)})
+
+    def retire_all(self) -> None:
+        """End every process, also those that took no part."""
         for name in self.names:
-            self.end(name)
+            self.retire(name)
+        for contestant in self._watched:
+            contestant.end({*self.cores, *os.sched_getaffinity(0)})
+
+    def _end(self, name: str, cores: set[int]) -> None:
+        contestant = self.contestants.pop(name)
+        contestant.end(cores)
+        self._ended.append(contestant)
 
 
 def job_error(failure: ContestantFailed, prefix: str = "") -> JobError:

@@ -36,7 +36,7 @@ class Loads:
             self._send(name)
 
     def finish(self) -> dict[str, str | None]:
-        """Wait for all: why each could not be used, None where it could. The process is ended then."""
+        """Wait for all: why each could not be used, None where it could."""
         reasons: dict[str, str | None] = {}
         sent = self._at_once
         for name in self._begun:
@@ -45,8 +45,6 @@ class Loads:
             reasons[name] = self._answer()
             if self._loader is not None and self._loader.exit_status is not None:  # this file took it down
                 self._loader, sent = None, False
-        if self._loader is not None:
-            self._loader.end()
         return reasons
 
     def _send(self, name: str) -> None:

@@ -97,9 +97,10 @@ class Experiment:
             self.unusable = self.loads.finish()
             heat = self._race_all()
             self._look_closer()
-            for name in {name for record, _ in heat.races.values() for name in record.seconds} - set(self.field.names):
+            raced = {name for record, _ in heat.races.values() for name in record.seconds}
+            for name in raced & self.field.dropped:
                 self.checks.withhold_all(name, "it failed before all of it was checked: see what was not measured")
-            self.field.end_all()
+            self.field.retire_all()
             self._offer_all()
             self._judge_all(heat)
         return self.result
@@ -139,7 +140,6 @@ class Experiment:
         except ContestantFailed as failure:
             self.failure = job_error(failure)
             raise self.failure from failure
-        self.reference.end()
         self.probes = found["probes"]
         self.work = {key: Work.told(told) for key, told in found["work"].items()}
         for name, unit in (("parameters", "1"), ("parameter_bytes", "B")):
@@ -283,8 +283,10 @@ class Experiment:
         return heat
 
     def _look_closer(self) -> None:
-        """What has passes of its own: memory, other inputs than the timed one, a profile."""
-        for name in [name for name in self.field.names if name != self.twin]:
+        """What has passes of its own: memory, other inputs than the timed one, a profile. Who is done with, ends."""
+        if self.twin in self.field.names:
+            self.field.retire(self.twin)
+        for name in self.field.names:
             way = self.ways[Variant(name)]
             for key in self.keys:
                 for what, value in (self.field.attempt(name, "memory", self.beside.do_one, key=key) or {}).items():
@@ -302,6 +304,8 @@ class Experiment:
                 failed = self.field.attempt(name, "probe", files=files, other_shapes=shapes)
                 if failed is not None:
                     self.beside.put(partial(self.checks.probed, name, failed, probes))
+            if name in self.field.names:
+                self.field.retire(name)
         self.beside.finish()
 
     def _load_elsewhere(self) -> None:
