@@ -16,7 +16,7 @@ SHELL := /bin/bash
 # Tests that measure nothing may run two at a time, the others not. LIVES start and break whole services and workers,
 # or compare what was computed.
 NO_TIMES := tests/torchstone tests/service
-LIVES := tests/faults tests/test_up.py tests/test_compose.py \
+LIVES := tests/faults tests/test_up.py tests/test_compose.py tests/test_s3.py \
   $(addprefix tests/worker/, test_app.py test_checkpoints.py test_faults.py test_host.py test_servers.py \
     data parallel/test_strategies.py workloads/test_resume.py)
 STAMP := .venv/.installed

@@ -20,8 +20,8 @@ warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 processes.die_with_parent()
 processes.become_subreaper()
 
-# A job's code has no business with the database's password.
-for _name in [name for name in os.environ if name.startswith("TORCHSTONE_")]:
+# A job's code has no business with the database's password, nor with the bucket's.
+for _name in [name for name in os.environ if name.startswith(("TORCHSTONE_", "AWS_", "AZURE_", "GOOGLE_"))]:
     del os.environ[_name]
 
 # numpy's BLAS reads it when it is loaded: after a product its helper threads spin 2^20 cycles (half a millisecond,

@@ -48,6 +48,23 @@ def tell(pipe: Connection) -> None:
     pipe.send((os.getppid(), [name for name in ("torch", "torch._dynamo", "celery") if name in sys.modules]))
 
 
+def tell_secrets(pipe: Connection) -> None:
+    pipe.send([name for name in os.environ if name.startswith(("TORCHSTONE_", "AWS_"))])
+
+
+@pytest.mark.slow
+def test_a_job_is_not_told_what_opens_the_database_and_the_bucket(
+    servers: ForkServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHSTONE_DATABASE_URL", "postgresql://user:secret@host/torchstone")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    ours, theirs = Pipe(duplex=False)
+    process = servers.start(PLAIN, tell_secrets, (theirs,), "asked")
+    theirs.close()
+    assert ours.recv() == []
+    process.join()
+
+
 @pytest.mark.slow
 def test_a_process_finds_what_its_server_imported_and_nothing_of_the_program_that_asked(
     servers: ForkServers, tmp_path: Path

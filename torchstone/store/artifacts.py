@@ -12,18 +12,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import NotFoundError
+from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import LocalStore, from_url
 from sqlalchemy import Connection, select
 
-from torchstone.errors import Gone, SetupError
+from torchstone.errors import Gone, SetupError, Unavailable
 from torchstone.store.schema import artifacts
 
 CHUNK_BYTES = 1 << 20
@@ -32,7 +32,11 @@ _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
 
 
 class Blobs:
-    """The store of artifact bytes, by their SHA-256."""
+    """The store of artifact bytes, by their SHA-256.
+
+    Every call raises Unavailable, in one line, where the folder or bucket cannot be reached or refuses the credentials
+    (those are the environment's: AWS_ACCESS_KEY_ID and the like, as for the AWS tools).
+    """
 
     def __init__(self, artifacts_url: str) -> None:
         try:
@@ -51,15 +55,17 @@ class Blobs:
         sha256 = sha256 or digest(path)
         size = path.stat().st_size
         if self.size(sha256) != size:
-            # obstore writes to a temporary name (or a multipart upload) and renames: never half a blob.
-            obstore.put(self._store, _key(sha256), path)
+            with _readable():
+                # obstore writes to a temporary name (or a multipart upload) and renames: never half a blob.
+                obstore.put(self._store, _key(sha256), path)
         return sha256, size
 
     def size(self, sha256: str) -> int | None:
         """Bytes of a blob; None if it is not there."""
         try:
-            return int(obstore.head(self._store, _key(sha256))["size"])
-        except (NotFoundError, FileNotFoundError):
+            with _readable():
+                return int(obstore.head(self._store, _key(sha256))["size"])
+        except FileNotFoundError:
             return None
 
     async def stream(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
@@ -69,10 +75,11 @@ class Blobs:
         """
         for offset in range(start, end, CHUNK_BYTES):
             try:
-                chunk = await obstore.get_range_async(
-                    self._store, _key(sha256), start=offset, end=min(offset + CHUNK_BYTES, end)
-                )
-            except (NotFoundError, FileNotFoundError):
+                with _readable():
+                    chunk = await obstore.get_range_async(
+                        self._store, _key(sha256), start=offset, end=min(offset + CHUNK_BYTES, end)
+                    )
+            except FileNotFoundError:
                 raise Gone(f"the bytes with SHA-256 {sha256} are no longer in the artifact store") from None
             yield bytes(chunk)
 
@@ -80,25 +87,26 @@ class Blobs:
         """Write a blob to the file `into`. Raises Gone where it is not there, ValueError where its bytes are others."""
         digest = hashlib.sha256()
         try:
-            with into.open("wb") as file:
+            with into.open("wb") as file, _readable():
                 for chunk in obstore.get(self._store, _key(sha256)).stream(min_chunk_size=CHUNK_BYTES):
                     digest.update(chunk)
                     file.write(chunk)
-        except (NotFoundError, FileNotFoundError):
+        except FileNotFoundError:
             raise Gone(f"the bytes with SHA-256 {sha256} are no longer in the artifact store") from None
         if digest.hexdigest() != sha256:
             raise ValueError(f"the bytes stored under SHA-256 {sha256} are damaged: theirs is {digest.hexdigest()}")
 
     def reachable(self) -> bool:
-        """Whether blobs can be put and read now; a bucket that cannot be reached raises what obstore has to say."""
+        """Whether blobs can be put and read now; a bucket that cannot be reached raises Unavailable."""
         if self._folder is not None:
             return self._folder.is_dir() and os.access(self._folder, os.R_OK | os.W_OK | os.X_OK)
-        self.size("0" * 64)
+        with _readable():  # a bucket that is not there has no blobs either: only a listing tells
+            next(iter(obstore.list(self._store, prefix="sha256/00", chunk_size=1)), None)
         return True
 
     def delete(self, sha256: str) -> None:
         """Remove a blob that no job names any more; one that is not there is fine, as it is in a bucket."""
-        with contextlib.suppress(NotFoundError, FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _readable():
             obstore.delete(self._store, _key(sha256))
 
 
@@ -106,6 +114,18 @@ def digest(path: Path) -> str:
     """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """What is not there is a FileNotFoundError, of a folder as of a bucket; every other trouble one line."""
+    try:
+        yield
+    except BaseError as error:
+        line = str(error).strip().partition("\n")[0][:500]  # below it follow the innards of its client
+        if isinstance(error, NotFoundError):
+            raise FileNotFoundError(line) from None
+        raise Unavailable(f"the artifact store is out of reach: {line}") from None
 
 
 def _key(sha256: str) -> str:
