@@ -280,6 +280,18 @@ def test_a_stopping_worker_lets_short_jobs_end(bed: Bed, tmp_path: Path) -> None
     assert bed.job(late)["state"] == "queued", "it takes no more"
 
 
+def test_a_result_that_is_there_when_the_worker_stops_is_recorded(bed: Bed) -> None:
+    # Given a job that has answered, and whose process does not end
+    bed.settings = bed.settings.model_copy(update={"drain_s": 3.0})
+    host = bed.open()
+    job_id = bed.submit("answer_and_stay")
+    until(lambda: "this is answer_and_stay" in bed.log(job_id))
+    # When the worker is asked to stop, and waits for it in vain
+    host.drain()
+    # Then it is not made again
+    assert [a["outcome"] for a in bed.job(job_id)["attempts"]] == ["succeeded"]
+
+
 def test_a_job_ends_itself_when_its_worker_gives_no_sign_of_life(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a running job, and a worker that renews its leases and does not say so, as if it stood still
     bed.settings = bed.settings.model_copy(update={"heartbeat_s": 0.2, "fence_s": 1.0, "lease_s": 3.0})
