@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
 import structlog
@@ -12,6 +13,7 @@ from torchstone.settings import Settings
 from torchstone.store import Store, is_transient, retention
 from torchstone.store.artifacts import Blobs
 
+_SWEEP_EVERY_S = 3600.0
 log = structlog.get_logger(__name__)
 
 
@@ -21,6 +23,7 @@ class Collector:
     def __init__(self, store: Store, blobs: Blobs, settings: Settings) -> None:
         self._store, self._blobs, self._settings = store, blobs, settings
         self._wanted = asyncio.Event()
+        self._swept_s: float | None = None
 
     def wake(self) -> None:
         """Something was let go just now."""
@@ -35,6 +38,7 @@ class Collector:
             self._wanted.clear()
             try:
                 collected = await asyncio.to_thread(retention.collect, self._store, self._blobs, self._settings)
+                swept = await asyncio.to_thread(self._sweep)
             except Exception as error:  # the artifact store's own, too: the next round tries again
                 if not (isinstance(error, SQLAlchemyError) and is_transient(error)):
                     log.exception("collecting failed; trying again")
@@ -43,3 +47,13 @@ class Collector:
                 log.info("deleted a job that need not be kept", job_id=job_id)
             if collected.blobs:
                 log.info("removed bytes that no job names", blobs=collected.blobs)
+            if swept:
+                log.info("removed what was left of files that were never whole", files=swept)
+
+    def _sweep(self) -> int:
+        """Once an hour: it looks at every blob of a folder."""
+        now_s = time.monotonic()
+        if self._swept_s is not None and now_s - self._swept_s < _SWEEP_EVERY_S:
+            return 0
+        self._swept_s = now_s
+        return self._blobs.sweep()

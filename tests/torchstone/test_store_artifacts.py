@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from tests.torchstone.processes import wait_until
 from torchstone.errors import Gone, SetupError
 from torchstone.store.artifacts import CHUNK_BYTES, Blobs
 
@@ -115,6 +119,30 @@ def test_nobody_ever_sees_half_a_blob(blobs: Blobs, tmp_path: Path) -> None:
     assert seen <= {None, len(data)}
     assert blobs.size(sha256) == len(data)
     assert len(kept(tmp_path)) == 1
+
+
+def test_what_a_killed_put_left_is_swept_away_and_nothing_else(blobs: Blobs, tmp_path: Path) -> None:
+    """A process of its own puts a large file and is killed amid it."""
+    sha256, _ = blobs.put(a_file(tmp_path, b"whole"))
+    [whole] = kept(tmp_path)
+    large = a_file(tmp_path, b"", "large")
+    os.truncate(large, 4 << 30)  # sparse: reading it takes a second or more
+    script = (
+        "import sys; from pathlib import Path; from torchstone.store.artifacts import Blobs; "
+        "Blobs(sys.argv[1]).put(Path(sys.argv[2]), 'f' * 64)"
+    )
+    url = (tmp_path / "a folder" / "blobs").as_uri()
+    process = subprocess.Popen([sys.executable, "-c", script, url, str(large)])
+    wait_until(lambda: len(kept(tmp_path)) == 2 or process.poll() is not None, within_s=60)
+    process.kill()
+    process.wait()
+    [left] = [path for path in kept(tmp_path) if path != whole]
+    assert "#" in left.name, "it was killed before the file was whole"
+    assert blobs.sweep() == 0, "another process may still be at work on it"
+    os.utime(left, (0, 0))
+    os.utime(whole, (0, 0))
+    assert blobs.sweep() == 1
+    assert kept(tmp_path) == [whole] and blobs.size(sha256) == 5
 
 
 def test_what_is_not_there_says_so(blobs: Blobs) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from torchstone.errors import Gone, SetupError, Unavailable
 from torchstone.store.schema import artifacts
 
 CHUNK_BYTES = 1 << 20
+_HOUR_S = 3600.0
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
 """Of a request to a bucket; each is waited for 30 s. (obstore would go on for three minutes.)"""
 
@@ -108,6 +110,19 @@ class Blobs:
         """Remove a blob that no job names any more; one that is not there is fine, as it is in a bucket."""
         with contextlib.suppress(FileNotFoundError), _readable():
             obstore.delete(self._store, _key(sha256))
+
+    def sweep(self, older_than_s: float = _HOUR_S) -> int:
+        """Remove what puts that were killed have left in the folder, so long ago that none still writes it; how many.
+
+        A bucket does that by a rule of its own for unfinished uploads.
+        """
+        before_s, swept = time.time() - older_than_s, 0
+        for path in self._folder.glob("sha256/*/*#*") if self._folder else ():
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < before_s:
+                    path.unlink()
+                    swept += 1
+        return swept
 
 
 def digest(path: Path) -> str:
