@@ -16,9 +16,11 @@ SHELL := /bin/bash
 # Tests that measure nothing may run two at a time, the others not. LIVES start and break whole services and workers,
 # or compare what was computed.
 NO_TIMES := tests/torchstone tests/service
-LIVES := tests/faults tests/test_up.py tests/test_compose.py tests/test_s3.py \
-  $(addprefix tests/worker/, test_app.py test_checkpoints.py test_faults.py test_host.py test_servers.py \
-    data parallel/test_strategies.py workloads/test_resume.py)
+LIVES := tests/faults tests/test_up.py tests/test_compose.py tests/test_s3.py tests/test_floors.py \
+  $(addprefix tests/worker/, test_app.py test_checkpoints.py test_faults.py test_host.py test_models.py test_servers.py \
+    data measure/test_roofline.py measure/test_statistics.py parallel/test_on_fake_devices.py \
+    parallel/test_ranks_on_fake_devices.py parallel/test_strategies.py \
+    workloads/test_cpp_example.py workloads/test_resume.py workloads/test_train.py)
 STAMP := .venv/.installed
 BIN := .venv/bin
 

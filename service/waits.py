@@ -38,7 +38,7 @@ class Watch:
     """One client's view of one job."""
 
     def __init__(self) -> None:
-        self.seen: int | None = None
+        self.seen: int | None = -1  # no event has that number, nor is it None, which says that the job is gone
         self._changed = asyncio.Event()
         self.released = False
 
@@ -111,9 +111,16 @@ class Waits:
             await asyncio.sleep(min(_SLOWEST_S, max(_QUICKEST_S, quiet_s / 100)))
 
     async def _look(self) -> None:
-        newcomers, self._newcomers = self._newcomers, False
-        if not self._probe.changed() and not newcomers:
+        if not self._probe.changed() and not self._newcomers:
             return
+        self._newcomers = False  # from here on: whoever comes while it looks is one
+        try:
+            await self._tell()
+        except BaseException:
+            self._newcomers = True  # the probe will not say it again
+            raise
+
+    async def _tell(self) -> None:
         job_ids = list(self._watches)
         for begin in range(0, len(job_ids), _JOBS_IN_A_QUERY):
             asked = job_ids[begin : begin + _JOBS_IN_A_QUERY]

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -29,14 +30,35 @@ _PARTS = ("master", "volume", "filer", "s3")
 _START_WITHIN_S = 60
 
 
-@dataclass(frozen=True)
+@dataclass
 class S3:
-    """A server that answers."""
+    """A server that can be stopped and started."""
 
     url: str
     environment: dict[str, str]
-    """What the AWS SDKs and obstore read."""
-    process: subprocess.Popen[bytes]
+    """What the AWS tools and obstore read."""
+    _command: list[str]
+    _folder: Path
+    _bucket: str
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it (again) and wait until it answers."""
+        with (self._folder / "weed.log").open("ab") as log:
+            self._process = process = subprocess.Popen(self._command, cwd=self._folder, stdout=log, stderr=log)
+        for answers in (partial(_is_made, self._bucket), partial(_is_there, self.environment["AWS_ENDPOINT"])):
+            wait_until(lambda answers=answers: process.poll() is not None or answers(), _START_WITHIN_S, self._log)
+        assert process.poll() is None, self._log()
+
+    def stop(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(30)
+            self._process = None
+
+    def _log(self) -> str:
+        return (self._folder / "weed.log").read_text()[-2000:]
 
 
 @contextlib.contextmanager
@@ -53,37 +75,26 @@ def s3_server(folder: Path) -> Iterator[S3]:
     command = [program, "server", "-s3", f"-dir={folder / 'weed'}", f"-s3.config={folder / 's3.json'}"]
     command += ["-ip=127.0.0.1", "-volume.max=20", "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0"]
     command += [f"-{part}.port={port}" for part, port in ports.items()]
-    with (folder / "weed.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    environment = {
+        "AWS_ENDPOINT": f"http://127.0.0.1:{ports['s3']}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": secret,
+    }
+    bucket = f"http://127.0.0.1:{ports['filer']}/buckets/{BUCKET}/"
+    server = S3(f"s3://{BUCKET}/artifacts", environment, command, folder, bucket)
     try:
-        bucket = f"http://127.0.0.1:{ports['filer']}/buckets/{BUCKET}/"
-        wait_until(
-            lambda: process.poll() is not None or _answers(bucket),
-            _START_WITHIN_S,
-            lambda: (folder / "weed.log").read_text()[-2000:],
-        )
-        endpoint = f"http://127.0.0.1:{ports['s3']}"
-        wait_until(lambda: _is_there(endpoint), _START_WITHIN_S, lambda: (folder / "weed.log").read_text()[-2000:])
-        yield S3(
-            f"s3://{BUCKET}/artifacts",
-            {
-                "AWS_ENDPOINT": endpoint,
-                "AWS_ALLOW_HTTP": "true",
-                "AWS_REGION": "us-east-1",
-                "AWS_ACCESS_KEY_ID": key,
-                "AWS_SECRET_ACCESS_KEY": secret,
-            },
-            process,
-        )
+        server.start()
+        yield server
     finally:
-        process.kill()
-        process.wait(30)
+        server.stop()
 
 
-def _answers(bucket: str) -> bool:
-    """Whether the bucket could be made."""
+def _is_made(bucket: str) -> bool:
+    """Whether the bucket is there, or could be made."""
     with contextlib.suppress(httpx.HTTPError):
-        return httpx.post(bucket).status_code < 300
+        return httpx.post(bucket).status_code in (200, 201, 409)  # 409: it is there already
     return False
 
 

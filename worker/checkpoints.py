@@ -70,10 +70,10 @@ class CheckpointKeeper:
         self._thread = threading.Thread(target=store, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def settle(self) -> None:
-        """Wait for what is being stored."""
+    def settle(self, within_s: float | None = None) -> None:
+        """Wait for what is being stored, at most so long."""
         if self._thread is not None:
-            self._thread.join(_SETTLE_WITHIN_S)
+            self._thread.join(_SETTLE_WITHIN_S if within_s is None else within_s)
 
     def _store(self, parts: list[tuple[str, Path]]) -> bool:
         """Whether it is certain that they were stored.
@@ -113,8 +113,8 @@ def release(store: Store, blobs: Blobs) -> None:
         ended = checkpoints.not_needed(conn)
     for job_id, sha256 in ended:
         with store.write() as conn:
+            retention.let_go(conn, job_id, [sha256])  # first: its lock is waited for with nothing else locked
             checkpoints.forget(conn, job_id, sha256)
-            retention.let_go(conn, job_id, [sha256])
         try:
             retention.remove_loose(store, sha256, blobs.delete)
         except SQLAlchemyError:

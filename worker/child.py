@@ -30,7 +30,7 @@ from typing import Any
 import orjson
 
 from torchstone.ceilings import Ceilings
-from torchstone.errors import JobError, OutOfMemory, WorkloadError
+from torchstone.errors import DataMissing, JobError, OutOfMemory, WorkloadError
 from torchstone.results import Result
 from torchstone.specs import parse_spec
 from worker import alive, processes
@@ -86,7 +86,10 @@ def main(
         message = {"type": "result", "result": result.to_json(), "files": bench.kept}
     except BaseException as error:
         cause = as_job_error(error)
-        traceback.print_exc()
+        if isinstance(error, DataMissing):  # nobody's code is wrong: what is missing is all there is to say
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         message = {"type": "error", "code": cause.code, "message": str(cause), "more": cause.more, "files": bench.kept}
         if cause.partial is not None:
             message["result"] = cause.partial

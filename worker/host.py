@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+import orjson
 import psutil
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -105,7 +106,9 @@ class WorkerHost:
         self._clear_work()
         self.launcher.warm_up()  # before anybody counts on this host
         with self.store.write() as conn:
+            hosts.lock_machine(conn, self.host.machine)
             self._refuse_a_namesake(hosts.find(conn, self.host.name))
+            self._refuse_shared_devices(hosts.beside(conn, self.host.machine, self.host.name, self.settings.lease_s))
             hosts.register(conn, self.host)
             lost = leases.take_back_from(
                 conn,
@@ -135,6 +138,16 @@ class WorkerHost:
                 f"host name {self.host.name!r} is in use by a living worker on another machine: "
                 "set TORCHSTONE_HOST_NAME to a name of its own"
             )
+
+    def _refuse_shared_devices(self, others: list[dict[str, Any]]) -> None:
+        """Raise SetupError where a living worker beside this one has one of its devices: a gang could starve."""
+        for other in others:
+            shared = sorted(self.devices.keys() & {device["name"] for device in orjson.loads(other["devices"])})
+            if shared:
+                raise SetupError(
+                    f"{', '.join(shared)} is owned by the worker {other['name']!r} on this machine: "
+                    "give each worker devices of its own (TORCHSTONE_DEVICES)"
+                )
 
     def look(self) -> None:
         """Claim and start jobs until there is none for this host now."""

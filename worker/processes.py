@@ -93,8 +93,22 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
+def proportional_bytes(pids: list[int]) -> int:
+    """Memory of processes, files apart: each page by how many share it. Costs milliseconds a process."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith(("Pss_Anon:", "SwapPss:")):
+                    total += 1024 * int(line.split()[1])
+    return total
+
+
 def private_bytes(pids: list[int]) -> int:
-    """Resident memory of processes less what they share with others (files, the preloaded torch)."""
+    """Resident memory of processes, files apart: quickly known, and never too little.
+
+    What a process has had since it was forked, torch itself above all, counts for it and for its parent.
+    """
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -30,12 +30,13 @@ from torchstone.jobs import State
 from torchstone.results import dumps
 from torchstone.settings import Settings
 from torchstone.specs import parse_spec
-from torchstone.store import Store, claims, events, is_transient, leases, logs, reports, retention
-from torchstone.store.artifacts import Blobs, digest
+from torchstone.store import Store, claims, events, is_transient, leases, logs, reports
+from torchstone.store.artifacts import Blobs
 from torchstone.store.hosts import Host
 from worker import alive, processes
 from worker.bench import Assignment, LeasedDevice
 from worker.checkpoints import CheckpointKeeper
+from worker.deposit import Closing, Deposit
 from worker.devices import Device, gpu_holders, usable_cores
 from worker.launch import JobProcess, Launcher, Outcome
 from worker.output import Output
@@ -43,8 +44,9 @@ from worker.servers import preload_for
 
 FLUSH_S = 0.5
 GPU_BACK_WITHIN_S = 10.0
-_PIN_WITHIN_S = 2.5 * retention.REMOVED_WITHIN_S  # the service, which looks every minute, ends what nobody else does
 DATABASE_AWAY = "the database was out of reach"
+SHUTTING_DOWN = "the worker is shutting down"
+_SETTLE_DRAINING_S = 5.0  # less than `WorkerHost.drain` waits for the hand-back
 T = TypeVar("T")
 
 
@@ -85,6 +87,7 @@ class JobRun:
         self._checkpoints = CheckpointKeeper(station.store, station.blobs, claim.holder, self.folder)
         self._output = Output(station.settings.log_limit_bytes)
         self._progress: dict[str, Any] | None = None
+        self._deposit = Deposit(station.blobs, claim.holder, self._persist, station.closing)
         self._neighbours: list[dict[str, Any]] = []
         self._flushed_s = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"run-{claim.holder.job_id[:8]}", daemon=True)
@@ -149,12 +152,12 @@ class JobRun:
         )
         self._see_it_gone(outcome)
         self._output.close()
-        self._checkpoints.settle()
+        self._checkpoints.settle(_SETTLE_DRAINING_S if outcome.stopped == "draining" else None)
         if outcome.stopped == "fenced":
             self.log.warning("the job was taken away; its processes are gone, nothing is recorded")
             return
         if outcome.stopped == "draining" and (outcome.message or {}).get("type") != "result":
-            self._give_back("the worker is shutting down", spent=False, outcome=outcome)
+            self._give_back(SHUTTING_DOWN, spent=False, outcome=outcome)
             return
         if outcome.message is None and alive.ended_itself(self.folder):
             if self.station.is_overdue():
@@ -190,7 +193,7 @@ class JobRun:
             self._persist(lambda conn: leases.finish(conn, self.claim.holder, State.canceled))
             self.is_finished = True
         elif self._stop_reason == "draining":
-            self._give_back("the worker is shutting down", spent=False)
+            self._give_back(SHUTTING_DOWN, spent=False)
 
     def _assignment(self) -> Assignment:
         spec = parse_spec(orjson.loads(self.claim.spec), diagnostics=True)
@@ -230,7 +233,10 @@ class JobRun:
         try:
             # A file that was kept twice under one name counts as it was kept last.
             made = {file["name"]: file for file in message.get("files", [])}
-            files = self._store_files(list(made.values()))
+            files = self._deposit.store(list(made.values()))
+        except Closing:
+            self._give_back(SHUTTING_DOWN, spent=False, outcome=outcome)
+            return
         except OSError as failure:
             error = {"code": ArtifactFailed.code, "message": f"a file of the job could not be stored: {failure}"}
             state = State.failed
@@ -251,7 +257,7 @@ class JobRun:
         self.is_finished = True
         if final is None:
             self.log.warning("the result came too late: the job was taken away")
-            self._persist(lambda conn: retention.leave(conn, self.claim.holder, [file["sha256"] for file in files]))
+            self._deposit.leave()
         else:
             self.log.info("ended", state=final.value, error=error, peak_bytes=outcome.peak_bytes)
 
@@ -277,37 +283,6 @@ class JobRun:
         if message["type"] == "error":
             return State.failed, {**message.get("more", {}), "code": message["code"], "message": message["message"]}
         return State.succeeded, None
-
-    def _store_files(self, made: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows of the files once stored; none where the job was taken away. Raises OSError, naming the file."""
-        name = ""
-        rows: list[dict[str, Any]] = []
-        try:
-            digests = {}
-            for file in made:
-                name = file["name"]
-                digests[name] = digest(Path(file["path"]))
-            if not self._pin(list(digests.values())):
-                return []
-            for file in made:
-                name = file["name"]
-                sha256, size = self.station.blobs.put(Path(file["path"]), digests[name])
-                rows.append({"name": name, "media_type": file["media_type"], "bytes": size, "sha256": sha256})
-        except SQLAlchemyError:
-            raise
-        except Exception as error:
-            raise OSError(f"{name}: {error}") from error
-        return rows
-
-    def _pin(self, digests: list[str]) -> bool:
-        """Whether this attempt may store these bytes, once nobody is removing them any more."""
-        deadline_s = time.monotonic() + _PIN_WITHIN_S
-        while True:
-            try:
-                return bool(self._persist(lambda conn: retention.pin(conn, self.claim.holder, digests)))
-            except retention.BeingRemoved:
-                if time.monotonic() > deadline_s or self.station.closing.wait(0.2):
-                    raise TimeoutError("the same bytes are being removed, and that does not end") from None
 
     def _give_back(self, reason: str, *, spent: bool, outcome: Outcome | None = None) -> None:
         def back(conn: Connection) -> State | None:

@@ -15,8 +15,10 @@ import re
 from collections.abc import AsyncIterator
 from urllib.parse import quote
 
+import structlog
 from fastapi import Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Send
 
 from service import documents, responses
 from service.openapi import shaped
@@ -24,9 +26,10 @@ from service.queries import Query
 from service.routes import get, plain_router
 from service.routes.jobs import find
 from service.runtime import of
-from torchstone.errors import NotFound, RangeNotSatisfiable
+from torchstone.errors import NotFound, RangeNotSatisfiable, RequestError
 from torchstone.store import artifacts
 
+log = structlog.get_logger(__name__)
 router = plain_router(prefix="/v1/jobs/{job_id}/artifacts", tags=["artifacts"])
 _RANGE = re.compile(r"bytes=[ \t]*(\d{0,19})-(\d{0,19})[ \t]*")
 
@@ -84,7 +87,17 @@ async def download(job_id: str, name: str, request: Request) -> Response:
         return Response(None, status, headers)
     stream = runtime.blobs.stream(sha256, start, end)
     first = await anext(stream, b"")  # before anything is sent, so that lost bytes are a 410
-    return StreamingResponse(_joined(first, stream), status, headers)
+    return _Download(_joined(first, stream), status, headers)
+
+
+class _Download(StreamingResponse):
+    """Is broken off where the bytes cannot be read to their end: the client sees fewer than were announced."""
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        except RequestError as error:
+            log.warning("a download was broken off", reason=error.detail)
 
 
 async def _joined(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -145,6 +145,23 @@ def test_what_a_killed_put_left_is_swept_away_and_nothing_else(blobs: Blobs, tmp
     assert kept(tmp_path) == [whole] and blobs.size(sha256) == 5
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 10])
+def test_a_blob_that_lost_its_end_is_damaged_and_not_short(blobs: Blobs, tmp_path: Path, kept_bytes: int) -> None:
+    data = random.Random(3).randbytes(100)
+    sha256, size = blobs.put(a_file(tmp_path, data))
+    [path] = kept(tmp_path)
+    path.write_bytes(data[:kept_bytes])
+    for start in (0, 50):
+        with pytest.raises(Gone, match="damaged"):
+            read(blobs, sha256, start, size)
+
+
+def test_a_password_in_the_url_is_not_shown() -> None:
+    with pytest.raises(SetupError, match="cannot be opened") as told:
+        Blobs("ftp://user:hunter2@host/folder")
+    assert "hunter2" not in str(told.value) and "\n" not in str(told.value)
+
+
 def test_what_is_not_there_says_so(blobs: Blobs) -> None:
     missing = "0" * 64
     assert blobs.size(missing) is None

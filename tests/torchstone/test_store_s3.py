@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,50 @@ def test_a_wrong_key_is_refused_in_one_line(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     locked_out = Blobs(s3.url)
     for call in (locked_out.reachable, lambda: locked_out.put(a_file(tmp_path, b"x"))):
-        with pytest.raises(Unavailable, match="out of reach") as refused:
+        with pytest.raises(Unavailable, match="cannot be used") as refused:
             call()
         assert "\n" not in str(refused.value) and "wrong" not in str(refused.value)
+
+
+class _NoBucket(BaseHTTPRequestHandler):
+    """Answers as AWS does where the bucket is not there; SeaweedFS makes it with the first put."""
+
+    def do_GET(self) -> None:
+        body = b"<?xml version='1.0'?><Error><Code>NoSuchBucket</Code><Message>not there</Message></Error>"
+        self.send_response(404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    do_HEAD = do_POST = do_DELETE = do_GET
+
+    def log_message(self, *words: object) -> None:
+        """Nothing."""
+
+
+def test_without_the_bucket_no_blob_is_said_to_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint would be thrown away, and a deletion forgotten, for a bucket that is back tomorrow."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _NoBucket)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    blobs, sha256 = Blobs("s3://bucket/artifacts"), "0" * 64
+    for call in (
+        lambda: read(blobs, sha256, 0, 10),
+        lambda: blobs.fetch(sha256, tmp_path / "fetched"),
+        lambda: blobs.delete(sha256),
+        lambda: blobs.put(a_file(tmp_path, b"x")),
+        blobs.reachable,
+    ):
+        with pytest.raises(Unavailable, match="cannot be used") as told:
+            call()
+        assert "<" not in str(told.value)
+    server.shutdown()
+    server.server_close()

@@ -9,9 +9,11 @@ Which job names which bytes is in the `artifacts` table (`named`, `all_of`).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
@@ -29,6 +31,7 @@ from torchstone.store.schema import artifacts
 
 CHUNK_BYTES = 1 << 20
 _HOUR_S = 3600.0
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
 """Of a request to a bucket; each is waited for 30 s. (obstore would go on for three minutes.)"""
 
@@ -50,14 +53,20 @@ class Blobs:
                 else from_url(artifacts_url, retry_config=_RETRIES)
             )
         except Exception as error:
-            raise SetupError(f"artifacts URL {artifacts_url!r} cannot be opened: {error}") from error
+            told = f"artifacts URL {artifacts_url!r} cannot be opened: {_first_line(str(error))}"
+            raise SetupError(re.sub(r"//[^/@]*@", "//", told)) from None  # without a password
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a folder, whose faults do not pass by themselves."""
+        return self._folder is not None
 
     def put(self, path: Path, sha256: str | None = None) -> tuple[str, int]:
         """Store the file at `path`: its SHA-256 in hex (computed unless it is given) and its size in bytes."""
         sha256 = sha256 or digest(path)
         size = path.stat().st_size
         if self.size(sha256) != size:
-            with _readable():
+            with _readable(creates=True):
                 # obstore writes to a temporary name (or a multipart upload) and renames: never half a blob.
                 obstore.put(self._store, _key(sha256), path)
         return sha256, size
@@ -78,23 +87,31 @@ class Blobs:
         for offset in range(start, end, CHUNK_BYTES):
             try:
                 with _readable():
-                    chunk = await obstore.get_range_async(
-                        self._store, _key(sha256), start=offset, end=min(offset + CHUNK_BYTES, end)
-                    )
+                    last = min(offset + CHUNK_BYTES, end)
+                    got = await obstore.get_range_async(self._store, _key(sha256), start=offset, end=last)
+                    chunk = bytes(got)
             except FileNotFoundError:
                 raise Gone(f"the bytes with SHA-256 {sha256} are no longer in the artifact store") from None
-            yield bytes(chunk)
+            except Unavailable:
+                size = await asyncio.to_thread(self.size, sha256)
+                if size is None or size >= last:
+                    raise
+                chunk = b""
+            if len(chunk) != last - offset:
+                raise Gone(f"the bytes with SHA-256 {sha256} are damaged: the store has fewer than were put there")
+            yield chunk
 
     def fetch(self, sha256: str, into: Path) -> None:
         """Write a blob to the file `into`. Raises Gone where it is not there, ValueError where its bytes are others."""
         digest = hashlib.sha256()
-        try:
-            with into.open("wb") as file, _readable():
-                for chunk in obstore.get(self._store, _key(sha256)).stream(min_chunk_size=CHUNK_BYTES):
-                    digest.update(chunk)
-                    file.write(chunk)
-        except FileNotFoundError:
-            raise Gone(f"the bytes with SHA-256 {sha256} are no longer in the artifact store") from None
+        with into.open("wb") as file:
+            try:
+                with _readable():
+                    for chunk in obstore.get(self._store, _key(sha256)).stream(min_chunk_size=CHUNK_BYTES):
+                        digest.update(chunk)
+                        file.write(chunk)
+            except FileNotFoundError:
+                raise Gone(f"the bytes with SHA-256 {sha256} are no longer in the artifact store") from None
         if digest.hexdigest() != sha256:
             raise ValueError(f"the bytes stored under SHA-256 {sha256} are damaged: theirs is {digest.hexdigest()}")
 
@@ -132,15 +149,27 @@ def digest(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _readable() -> Iterator[None]:
-    """What is not there is a FileNotFoundError, of a folder as of a bucket; every other trouble one line."""
+def _readable(creates: bool = False) -> Iterator[None]:
+    """A blob that is not there is a FileNotFoundError, in a folder as in a bucket; every other trouble one line.
+
+    `creates`: the blob need not be there; what then is not found is the bucket.
+    """
     try:
         yield
-    except BaseError as error:
-        line = str(error).strip().partition("\n")[0][:500]  # below it follow the innards of its client
-        if isinstance(error, NotFoundError):
-            raise FileNotFoundError(line) from None
-        raise Unavailable(f"the artifact store is out of reach: {line}") from None
+    except (BaseError, FileNotFoundError) as error:  # of what is not found obstore raises the one or the other
+        told = str(error)
+        if (
+            isinstance(error, NotFoundError | FileNotFoundError)
+            and not creates
+            and not any(word in told for word in _NO_BUCKET)
+        ):
+            raise FileNotFoundError(_first_line(told)) from None
+        raise Unavailable(f"the artifact store cannot be used: {_first_line(told)}") from None
+
+
+def _first_line(told: str) -> str:
+    """What obstore says, without the innards of its client and the XML of the server that follow."""
+    return told.strip().partition("\n")[0].partition("<?xml")[0].strip(" :")[:500]
 
 
 def _key(sha256: str) -> str:

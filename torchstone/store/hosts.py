@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from torchstone.jobs import rfc3339
 from torchstone.scheduling import CudaHost
@@ -57,6 +57,19 @@ def find(conn: Connection, name: str) -> dict[str, Any] | None:
     silent_s = ((now_us() - hosts.c.seen_us) / 1e6).label("silent_s")
     row = conn.execute(select(hosts, silent_s).where(hosts.c.name == name)).mappings().first()
     return dict(row) if row else None
+
+
+def lock_machine(conn: Connection, machine: str) -> None:
+    """Until the end of the transaction nobody else claims, or registers, on this machine."""
+    if conn.dialect.name == "postgresql":  # SQLite's write transactions are one at a time anyway
+        conn.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(machine, 0))))
+
+
+def beside(conn: Connection, machine: str, name: str, lease_s: float) -> list[dict[str, Any]]:
+    """The other living hosts of a machine: name, devices (JSON)."""
+    fresh = hosts.c.seen_us > now_us() - int(lease_s * 1e6)
+    mine = (hosts.c.machine == machine, hosts.c.name != name, hosts.c.state != "down", fresh)
+    return [dict(row) for row in conn.execute(select(hosts.c.name, hosts.c.devices).where(*mine)).mappings()]
 
 
 def set_state(conn: Connection, name: str, incarnation: str, state: str) -> None:

@@ -18,6 +18,7 @@ A job that was deleted is remembered for a while, so that its address is 410 and
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -71,8 +72,9 @@ def pin(conn: Connection, holder: Holder, sha256s: Sequence[str]) -> bool:
     if leases.still_held(conn, holder) is None:
         return False
     _lock(conn, sha256s)
-    if conn.scalar(select(exists().where(removals.c.sha256.in_(sha256s)))):
+    if conn.scalar(select(exists().where(removals.c.sha256.in_(sha256s), _is_under_way(leases.clock_us(conn))))):
         raise BeingRemoved
+    conn.execute(delete(removals).where(removals.c.sha256.in_(sha256s)))  # nobody's any more, or refused
     leave(conn, holder, sha256s)
     return True
 
@@ -90,7 +92,9 @@ def leave(conn: Connection, holder: Holder, sha256s: Iterable[str]) -> None:
 def let_go(conn: Connection, job_id: str, sha256s: Iterable[str]) -> None:
     """This job names these bytes no more, nor will it: they can go (`remove_loose`; the next `collect` does it)."""
     names = sorted(set(sha256s))
-    conn.execute(delete(loose_blobs).where(loose_blobs.c.job_id == job_id, loose_blobs.c.sha256.in_(names)))
+    _lock(conn, names)
+    ours = loose_blobs.c.job_id == job_id, loose_blobs.c.sha256.in_(names)
+    conn.execute(delete(loose_blobs).where(*ours))
     if names:
         rows = [{"sha256": sha256, "job_id": job_id, "attempt": _LET_GO} for sha256 in names]
         conn.execute(insert(loose_blobs), rows)
@@ -149,7 +153,7 @@ def collect(store: Store, blobs: Blobs, settings: Settings) -> Collected:
         conn.execute(delete(idempotency_keys).where(idempotency_keys.c.job_id < first_id(oldest_us)))
     with store.read() as conn:
         loose = list(conn.scalars(select(loose_blobs.c.sha256).where(~_is_pinned).distinct()))
-        loose += conn.scalars(select(removals.c.sha256).where(removals.c.sha256.not_in(loose)))
+        loose = list(dict.fromkeys([*loose, *conn.scalars(select(removals.c.sha256))]))
     gone, refused = 0, []
     for sha256 in loose:
         try:
@@ -169,32 +173,39 @@ def remove_loose(store: Store, sha256: str, remove: Callable[[str], None]) -> bo
     Whoever pins them meanwhile is told to wait. What `remove` raises is raised, and the removal stays noted: it may
     have been made all the same.
     """
+    begun_s = time.monotonic()
     with store.write() as conn:
-        if not _begin_removal(conn, sha256):
-            return False
+        since_us = _begin_removal(conn, sha256)
+    # Whoever stood still since the note must not act on it: others may be at it, or done, and the bytes wanted again.
+    if since_us is None or time.monotonic() - begun_s > REMOVED_WITHIN_S / 4:
+        return False
     remove(sha256)
-    with store.write() as conn:
-        conn.execute(delete(removals).where(removals.c.sha256 == sha256))
+    with store.write() as conn:  # unless it took so long that somebody else is at it by now
+        conn.execute(delete(removals).where(removals.c.sha256 == sha256, removals.c.since_us == since_us))
     return True
 
 
-def _begin_removal(conn: Connection, sha256: str) -> bool:
-    """Note that these bytes are being removed, unless somebody wants them or is at it."""
+def _begin_removal(conn: Connection, sha256: str) -> int | None:
+    """Note that these bytes are being removed, unless somebody wants them or is at it: when, and None."""
     _lock(conn, [sha256])
-    since_us, clock_us = conn.scalar(select(removals.c.since_us).where(removals.c.sha256 == sha256)), now_us()
-    is_under_way = since_us is not None and conn.scalar(select(clock_us - since_us < REMOVED_WITHIN_S * 1_000_000))
-    if is_under_way:
-        return False
+    clock_us = leases.clock_us(conn)
+    if conn.scalar(select(exists().where(removals.c.sha256 == sha256, _is_under_way(clock_us)))):
+        return None
     of_these = loose_blobs.c.sha256 == sha256
     # First the notes, then the questions: a note of a moment later, with an answer of before it, would be lost.
     conn.execute(delete(loose_blobs).where(of_these, ~_is_pinned))
     conn.execute(delete(removals).where(removals.c.sha256 == sha256))
     if conn.scalar(select(exists().where(of_these, _is_pinned))):
-        return False
+        return None
     if any(conn.scalar(select(exists().where(table.c.sha256 == sha256))) for table in (artifacts, checkpoints)):
-        return False
+        return None
     conn.execute(insert(removals).values(sha256=sha256, since_us=clock_us))
-    return True
+    return clock_us
+
+
+def _is_under_way(clock_us: int) -> ColumnElement[bool]:
+    """Of a removal: its process may still be at it. (One noted in the future: the clock was set back since.)"""
+    return removals.c.since_us.between(clock_us - REMOVED_WITHIN_S * 1_000_000, clock_us + REMOVED_WITHIN_S * 1_000_000)
 
 
 _is_pinned: ColumnElement[bool] = exists().where(

@@ -11,6 +11,7 @@ else one after another in `finish`. A file that takes the process down costs the
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -36,7 +37,7 @@ class Loads:
             self._send(name)
 
     def finish(self) -> dict[str, str | None]:
-        """Wait for all: why each could not be used, None where it could."""
+        """Wait for all: why each could not be used, None where it could. The process is ended then."""
         reasons: dict[str, str | None] = {}
         sent = self._at_once
         for name in self._begun:
@@ -45,6 +46,8 @@ class Loads:
             reasons[name] = self._answer()
             if self._loader is not None and self._loader.exit_status is not None:  # this file took it down
                 self._loader, sent = None, False
+        if self._loader is not None:
+            self._loader.end(os.sched_getaffinity(0))
         return reasons
 
     def _send(self, name: str) -> None:

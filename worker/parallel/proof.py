@@ -35,7 +35,7 @@ class Proof:
         told = gang.ask("check", {"steps": steps})
         run.first_step_s = max(answer["first_step_s"] for answer in told)
         run.is_compiled = all(answer["compiled_graphs"] for answer in told)
-        run.bytes_per_step = told[0]["bytes_per_step"]
+        run.bytes_per_step = max(answer["bytes_per_step"] for answer in told)
         files = [Path(answer["file"]) for answer in told]
         rows = [[share for answer in told for share in answer["shares"][step]] for step in range(steps)]
         of = Found.read([run.reduced(numbers(row)) for row in rows], files)

@@ -16,7 +16,9 @@ class Replicate(Single):
     """All GPUs of the job, in this process."""
 
     def prepare(self) -> None:
-        self.wrapped = torch.nn.DataParallel(self.module, device_ids=list(range(self.setting.world_size)))
+        self.wrapped = torch.nn.DataParallel(
+            self.module, device_ids=[self.setting.index_of(rank) for rank in range(self.setting.world_size)]
+        )
 
     def call(self, x: Tensor) -> Any:
         return self.wrapped(x)

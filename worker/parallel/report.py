@@ -24,6 +24,13 @@ from worker.parallel.setting import Course, Setting
 
 Numbers = NDArray[np.float64]
 _SMALLEST_DELTA = 0.01
+_SENT = {
+    "fsdp": "weights for forward and backward, and gradients",
+    "tensor": "partial outputs and their gradients",
+    "pipeline": "activations and their gradients",
+    "parameter_server": "gradients, or updated weights",
+}
+"""What `bytes_per_step` counts; of the others it is gradients."""
 
 
 @dataclass
@@ -185,7 +192,7 @@ def _timings(result: Result, run: Run) -> None:
 def _curves(result: Result, run: Run) -> None:
     numbers, seconds = [float(e.number) for e in run.epochs], run.trained_s
     for name, y_name, y in (
-        ("train_loss", "loss", _epoch_losses(run)),
+        ("train_loss", "loss", [epoch_loss(run, epoch) for epoch in run.epochs]),
         ("test_accuracy", "accuracy", _accuracies(run)),
     ):
         for x_name, x in (("epoch", numbers), ("s", seconds)):
@@ -208,14 +215,11 @@ def _curves(result: Result, run: Run) -> None:
             )
 
 
-def _epoch_losses(run: Run) -> list[float]:
-    """Of each epoch: the mean over its steps, weighted by samples."""
-    losses = []
-    for epoch in run.epochs:
-        sizes = [sum(n for _, n in row) for row in epoch.losses]
-        weighted = [run.reduced(row) * size for row, size in zip(epoch.losses, sizes, strict=True)]
-        losses.append(sum(weighted) / sum(sizes) if sum(sizes) else math.nan)
-    return losses
+def epoch_loss(run: Run, epoch: Epoch) -> float:
+    """The mean over an epoch's steps, weighted by samples."""
+    sizes = [sum(n for _, n in row) for row in epoch.losses]
+    weighted = [run.reduced(row) * size for row, size in zip(epoch.losses, sizes, strict=True)]
+    return sum(weighted) / sum(sizes) if sum(sizes) else math.nan
 
 
 def _accuracies(run: Run) -> list[float]:
@@ -234,7 +238,8 @@ def _figures(result: Result, run: Run) -> None:
         "learning_rate", run.setting.base_learning_rate, "1", lr_scaling=spec.lr_scaling, devices=run.setting.world_size
     )
     if run.bytes_per_step is not None:
-        tell("bytes_per_step", run.bytes_per_step, "B", method="sent by one rank to sum gradients")
+        method = f"{_SENT.get(run.name, 'gradients')}, sent by the rank that sends most"
+        tell("bytes_per_step", run.bytes_per_step, "B", method=method)
     for rank, peak_bytes in enumerate(run.peak_bytes):
         method = "resident, beyond what was there when the rank started" if run.setting.is_cpu else "device memory"
         tell("peak_bytes", peak_bytes, "B", {"rank": rank}, method=method)
@@ -290,6 +295,7 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
         if rounds == 0 or (weak and name == "epoch"):
             continue
         ratio = statistics.compare(ours[:rounds], theirs[:rounds], seed=run.setting.spec.seed)
+        few = statistics.TOO_FEW if rounds < statistics.FEWEST_ROUNDS else None
         result.comparisons.append(
             Comparison(
                 name=name,
@@ -301,7 +307,7 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
                 p10_speedup=None if reason else ratio.p10_ratio,
                 noise_floor=result.noise_floor,
                 verdict="withheld" if reason else statistics.verdict(ratio.interval, delta),
-                reason=reason,
+                reason=reason or few,
             )
         )
     devices = run.setting.world_size

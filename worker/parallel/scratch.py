@@ -92,7 +92,7 @@ class Scratch:
         shares = self.on_each_device(lambda rank: self.forward_backward(rank, batch))
         for gradients in zip(*(self.gradients_of(rank) for rank in range(len(self.replicas))), strict=True):
             allreduce(list(gradients))
-            self.bytes_sent += 2 * (len(gradients) - 1) * gradients[0].nbytes
+            self.bytes_sent += (len(gradients) - 1) * gradients[0].nbytes  # by the first: the sum, to all others
         for replica in self.replicas:
             replica.clock.mark(SYNCED)
         self.on_each_device(lambda rank: self.replicas[rank].update(learning_rate))

@@ -15,6 +15,7 @@ This process never runs a tensor operation: it forks the contestants, passes the
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -140,6 +141,7 @@ class Experiment:
         except ContestantFailed as failure:
             self.failure = job_error(failure)
             raise self.failure from failure
+        self.reference.end(os.sched_getaffinity(0))
         self.probes = found["probes"]
         self.work = {key: Work.told(told) for key, told in found["work"].items()}
         for name, unit in (("parameters", "1"), ("parameter_bytes", "B")):

@@ -14,7 +14,6 @@ This process never runs a tensor operation: it forks the ranks, asks them, and d
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
@@ -38,7 +37,7 @@ from worker.parallel.loop import ONE_PROCESS, Trainer
 from worker.parallel.proof import Proof, replicas_row
 from worker.parallel.ranks import Gang, GangFailed, job_error
 from worker.parallel.reference import Reference
-from worker.parallel.report import Epoch, Run, report
+from worker.parallel.report import Epoch, Run, epoch_loss, report
 from worker.parallel.reproduce import reads_files, reproduction
 from worker.parallel.saving import Restored, Saver
 from worker.parallel.setting import Setting
@@ -81,8 +80,10 @@ class Experiment:
                 self.gangs.clear()
             self._export_all()
         except JobError as error:
-            self._report()
-            error.partial = self.result.to_json()
+            if any(run.checks or run.epochs for run in self.runs):  # else nothing is known
+                self.codes.append(Code(code="ended_early", severity="warning", evidence={"error": error.code}))
+                self._report()
+                error.partial = self.result.to_json()
             raise
         self._report()
         return self.result
@@ -238,7 +239,7 @@ class Experiment:
         epoch.right, epoch.eval_samples = (sum(answer[what] for answer in scored) for what in ("right", "samples"))
         epoch.eval_s = max(answer["seconds"] for answer in scored)
         accuracy = epoch.right / epoch.eval_samples
-        loss = run.reduced(epoch.losses[-1]) if epoch.losses else math.nan
+        loss = epoch_loss(run, epoch)
         print(f"  {run.setting.key}: {epoch.seconds:.2f} s, loss {loss:.4f}, accuracy {accuracy:.4f}", flush=True)
         # A recorded run goes on: its losses are what was asked for.
         is_over = number == run.course.epochs or (run.diverged and not self.spec.record_steps)
@@ -340,6 +341,8 @@ class Experiment:
             if self.spec.compile and not run.is_compiled:
                 of = {"of": run.name, **({"at": run.at} if run.at else {})}
                 self.codes.append(Code(code="not_compiled", severity="info", evidence=of))
+        if len(self.bench.devices) == 1 and (others := [run.name for run in self.runs if run.name != "single"]):
+            self.codes.append(Code(code="one_device", severity="info", evidence={"of": others}))
         report(self.result, self.runs, self.bench.file("samples.npz"))
         floor = self.result.noise_floor
         if floor is not None and floor > LOOSEST_SAME:

@@ -76,6 +76,9 @@ def test_what_several_devices_compute_is_what_one_computes(
     for strategy in strategies:
         peaks = [figure.value for figure in result.figures if (figure.name, figure.of) == ("peak_bytes", strategy)]
         assert len(peaks) == devices and all(peaks), (strategy, peaks)
+        spent = [f.value for f in result.figures if f.of == strategy and f.name.startswith("step_") and "rank" in f.at]
+        assert len(spent) == (0 if strategy == "fsdp" else 4 * devices), strategy
+        assert all(value is not None and value >= 0 for value in spent), (strategy, spent)
 
 
 def assert_equal(result: Result, strategies: list[str]) -> None:
