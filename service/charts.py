@@ -124,7 +124,7 @@ def _describe(chart: Chart) -> dict[str, Any]:
     y = alt.Y("y:Q").title("seconds" if is_time else _axis_title(chart.y_name)).scale(zero=False)
     if is_time and _is_wide(rows):
         y = y.scale(type="log", nice=True)
-    in_thousands = is_time or chart.y_name.endswith("/s")
+    in_thousands = is_time or chart.y_name.endswith(("/s", "_per_s"))
     y = y.axis(format="~%" if chart.y_name == "accuracy" else "~s" if in_thousands else "~g", tickCount=6)
     if chart.x_name.endswith("_bytes"):  # from one cache's size to memory's: equal factors, equal distances
         x = x.axis(grid=False, format="~s", labelFlush=False)
@@ -140,8 +140,11 @@ def _describe(chart: Chart) -> dict[str, Any]:
         x = x.axis(grid=False, tickCount=_MOST_TICKS, labelFlush=False, **ticks)
     colour = alt.Color("of:N").title(None).scale(domain=labels, range=colours)
     layers = []
-    for label, width in zip(labels, _widths(chart.curves, marked), strict=True):
+    for label, curve, width in zip(labels, chart.curves, _widths(chart.curves, marked), strict=True):
         line = alt.Chart().transform_filter(alt.datum.of == label)
+        if "marks" in (curve.get("at") or {}):  # places on another curve, with nothing between them
+            layers.append(line.mark_point(shape="diamond", size=140, strokeWidth=2).encode(x, y, colour))
+            continue
         point = {"filled": True, "size": 28 + 10 * width, "opacity": 1} if marked else False
         layers.append(line.mark_line(strokeWidth=width, point=point, strokeJoin="round").encode(x, y, colour))
     title = alt.TitleParams(chart.title, subtitle=chart.subtitle, anchor="start", offset=14)

@@ -109,8 +109,9 @@ class Ceilings:
         if device_type == "cuda":
             slowest = min(rows, key=_value)
             return _ceiling(slowest, devices)
-        fitting = [row for row in rows if row["at"].get("cores") == cores]
-        if not fitting:
+        # What fewer cores reached, more can: where these were disturbed, they are no lower roof.
+        fitting = [row for row in rows if row["at"].get("cores", 0) <= cores]
+        if not any(row["at"].get("cores") == cores for row in fitting):
             has = ", ".join(str(count) for count in sorted({row["at"].get("cores", 0) for row in rows}))
             return Reason(f"the hardware report of this host has no {what} with {cores} cores, but with {has}")
         return _ceiling(max(fitting, key=_value), 1)

@@ -212,7 +212,7 @@ def _figures(result: Json) -> list[str]:
         if any(intervals):
             best = any(row.get("statistic") == "best" for row in by_column.values())
             rows.append(["  95 % interval", "", *intervals, below.cell(_BEST) if best else ""])
-    return section("figures", ["name", "at", *columns, "note"], rows, notes=below)
+    return section("figures", ["name", "at", *columns, "note"], rows, most=_MOST_FIGURES, notes=below)
 
 
 def _one_by_one(figures: Sequence[Json]) -> list[str]:

@@ -226,6 +226,16 @@ def test_rates_are_told_in_thousands_and_counts_of_devices_as_whole_numbers() ->
     assert [word for word in words if word in ("1", "2", "1.5")] == ["1", "2"]
 
 
+def test_marks_on_a_curve_are_points_and_no_second_curve() -> None:
+    sizes, places = [4e3, 32e3, 1e6], [32e3, 1e6]
+    ladder = curve("cache", list[float | None]([1e-9, 2e-9, 9e-9]), "latency", x=sizes)
+    marks = curve("cache", list[float | None]([2e-9, 9e-9]), "latency", x=places, at={"marks": "sysfs"})
+    chart = charts.find(job(Result(curves=[ladder, marks])), "latency")
+    assert chart is not None
+    line, points = charts._describe(chart)["layer"]
+    assert line["mark"]["type"] == "line" and points["mark"]["type"] == "point"
+
+
 def test_nothing_is_loaded_before_the_first_picture() -> None:
     code = "import service.app, sys; sys.exit(bool({'altair', 'vl_convert'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -64,6 +64,15 @@ def test_a_result_is_set_against_as_many_cores_as_it_had() -> None:
     assert isinstance(other, Reason) and "bfloat16" in other.text
 
 
+def test_more_cores_have_no_lower_roof_than_fewer() -> None:
+    """Where those of two were measured on a busy machine: one reached more, and two can too."""
+    disturbed = figure("memory", "stream_add", 3e9, cores=2)
+    ceilings = Ceilings(document("a", [report("1", "suspect", MEMORY[1], disturbed)]))
+    found = ceilings.find("B/s", dtype="float32", device_type="cpu", cores=2)
+    assert found == Ceiling(12e9, "B/s", "stream_triad", "1", "suspect")
+    assert isinstance(ceilings.find("B/s", dtype="float32", device_type="cpu", cores=3), Reason)
+
+
 def test_several_gpus_count_as_so_many_of_the_slowest() -> None:
     rows = [figure("device_device", "device_copy", value, device=f"cuda:{i}") for i, value in enumerate((3e12, 2e12))]
     found = Ceilings(document("a", [report("1", "valid", *rows)]))

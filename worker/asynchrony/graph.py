@@ -40,6 +40,7 @@ _CPU_LANES = ("one_thread", "script", "intra_op", "jit_fork", "python_threads")
 _CUDA_LANES = ("one_stream", "streams", "cuda_graph")
 _AGAINST = {"jit_fork": "script", "python_threads": "one_thread", "streams": "one_stream", "cuda_graph": "one_stream"}
 """What is overlapped, and the same work one after the other."""
+_CANNOT_WIN = "each branch needs the one before: only other load on the machine makes it faster"
 
 
 def measure(stage: Stage) -> None:
@@ -200,6 +201,8 @@ def _tell(stage: Stage, contest: Contest, wide: list[Point], branches: int, wron
             if name not in record.seconds or against not in record.seconds:
                 continue
             row = _compared(contest, name, against, point, wrong)
+            if row is not None and point.at["graph"] == "dependent" and row.verdict == "faster":
+                row.verdict, row.reason = "inconclusive", _CANNOT_WIN
             figure = _overlap(stage, name, point, branches, cores, row, enough)
             stage.result.figures.append(figure)
             if row is not None and row.speedup is not None:
@@ -207,7 +210,7 @@ def _tell(stage: Stage, contest: Contest, wide: list[Point], branches: int, wron
                 hidden = ""
                 if figure.value is not None:
                     hidden = f", {share_hidden(figure.value, (figure.model_extra or {}).get('ci95'))} hidden"
-                ratio = f"{name} {row.speedup:.2f}x of {against}{hidden}"
+                ratio = f"{name} {row.speedup:.2f}x of {against}, {row.verdict}{hidden}"
                 told.append(ratio if enough else f"{name} against {against}: {TOO_FEW}")
         intra_op = _compared(contest, "intra_op", "one_thread", point, wrong)
         if intra_op is not None:

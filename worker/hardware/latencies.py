@@ -59,10 +59,10 @@ EVENTS = (
 )
 
 
-def latency_table(figures: Iterable[Figure]) -> Table:
-    """The table; a row without a figure says why there is none."""
+def latency_table(figures: Iterable[Figure], asked: Iterable[str]) -> Table:
+    """The table; a row without a figure says why there is none. `asked`: the probes that the job was to run."""
     known = list(figures)
-    probes = {figure.of for figure in known}
+    probes = set(asked)
     rows = [[event.what, event.chapter, *_here(event, known, probes)] for event in EVENTS]
     return Table(name=NAME, columns=["event", "the chapter", "here", "how"], rows=rows)
 
@@ -72,7 +72,10 @@ def _here(event: Event, figures: list[Figure], probes: set[str]) -> list[str]:
         return ["-", "one host alone cannot tell"]
     figure = next((figure for figure in figures if _fits(event, figure)), None)
     if figure is None or figure.value is None:
-        missing = "not found on this machine" if event.probe in probes else f"the probe {event.probe} found nothing"
+        found_some = any(figure.of == event.probe for figure in figures)
+        missing = "not found on this machine" if found_some else f"the probe {event.probe} found nothing"
+        if event.probe not in probes:
+            missing = f"the probe {event.probe} was not asked for"
         return ["-", (figure.reason if figure else None) or missing]
     seconds = _MEGABYTE / figure.value if event.megabyte else figure.value
     where = ", ".join(f"{key}={value}" for key, value in figure.at.items())

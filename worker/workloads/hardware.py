@@ -37,7 +37,8 @@ PATIENCE_S = 20.0
 """A probe that takes so many times its share, and so much more, is ended."""
 STEADY = 0.75
 """A ceiling whose median repeat is below this share of its best was measured on a machine that was not quiet."""
-CEILINGS = {("memory", "stream_triad"), ("gemm", "gemm")}
+CEILINGS = {*(("memory", f"stream_{kernel}") for kernel in ("copy", "scale", "add", "triad")), ("gemm", "gemm")}
+"""What a roofline is drawn from (`torchstone.ceilings`)."""
 
 
 def run(spec: HardwareSpec, bench: Bench) -> Result:
@@ -159,7 +160,7 @@ class Experiment:
         if shaky:
             evidence = {"figures": [{"name": row.name, "at": row.at} for row in shaky], "below": STEADY}
             self.codes.append(Code(code="unsteady", severity="warning", evidence=evidence))
-        result.tables.append(latency_table(result.figures))
+        result.tables.append(latency_table(result.figures, self.spec.probes))
         result.quality = grade(self.codes)
         arrays: dict[str, Any] = {key: np.array(row) for key, row in self.samples.items()}
         np.savez(self.bench.file("samples.npz"), **arrays)

@@ -103,12 +103,13 @@ def test_the_chapters_table_takes_the_figures_that_are_its_own() -> None:
         Figure(name="sequential_read", of="memory", at={"direction": "forward"}, value=1e10, unit="B/s"),
         Figure(name="launch_completes", of="host_device", value=None, unit="s", reason="broken"),
     ]
-    rows = {row[0]: row[2:] for row in latency_table(figures).rows}
+    rows = {row[0]: row[2:] for row in latency_table(figures, ["cache", "memory", "host_device"]).rows}
     assert len(rows) == len(EVENTS)
     assert rows["L2 cache reference or hit"] == ["4 ns", "cache latency at level=L2"]
     assert rows["1 MB sequentially from memory"][0] == "100 µs"
     assert rows["GPU kernel launch, and its end"] == ["-", "broken"]
     assert rows["L1 cache reference or hit"] == ["-", "not found on this machine"]
+    assert rows["1 MB GPU to GPU"] == ["-", "the probe device_device was not asked for"]
 
 
 def test_a_rate_keeps_what_it_was_computed_from() -> None:
