@@ -3,8 +3,8 @@
     python bench/service_start.py [--pairs 9]
 
 Alternates: start `python -m service` on an embedded broker and database and ask /healthz until it answers; and import
-fastapi, uvicorn and SQLAlchemy in a fresh Python, of which the service is made. Printed, with medians and the range over
-pairs: both in seconds (goal: under 1 s), and their ratio.
+fastapi, uvicorn and SQLAlchemy in a fresh Python, of which the service is made. Printed, with medians and ranges: both
+in seconds (goal: under 1 s), and their ratio.
 """
 
 from __future__ import annotations
