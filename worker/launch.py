@@ -282,7 +282,8 @@ class JobProcess:
             watched.tree = processes.descendants(self.pid)
             held_bytes = processes.private_bytes([self.pid, *watched.tree])
             watched.peak_bytes = max(watched.peak_bytes, held_bytes)
-            if held_bytes > self._memory_limit_bytes < processes.proportional_bytes([self.pid, *watched.tree]):
+            limit_bytes = self._memory_limit_bytes
+            if held_bytes > limit_bytes and processes.proportional_bytes([self.pid, *watched.tree]) > limit_bytes:
                 self.stop("out_of_memory")
 
     def _pass_output(self, on_output: Callable[[bytes], None]) -> bool:

@@ -235,8 +235,10 @@ class JobRun:
             made = {file["name"]: file for file in message.get("files", [])}
             files = self._deposit.store(list(made.values()))
         except Closing:
-            self._give_back(SHUTTING_DOWN, spent=False, outcome=outcome)
-            return
+            if state is State.succeeded:
+                self._give_back(SHUTTING_DOWN, spent=False, outcome=outcome)
+                return
+            self.log.warning("the worker closes: what the job made until it ended is not stored")
         except OSError as failure:
             error = {"code": ArtifactFailed.code, "message": f"a file of the job could not be stored: {failure}"}
             state = State.failed

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, and_, func, insert, not_, or_, select, update
+from sqlalchemy import Connection, Row, and_, insert, not_, or_, select, update
 
 from torchstone.jobs import State
 from torchstone.scheduling import Choice, HostView, Waiting, choose, is_exclusive, resolve_type
 from torchstone.store import events
-from torchstone.store.hosts import Host
+from torchstone.store.hosts import Host, lock_machine
 from torchstone.store.hosts import with_cuda as hosts_with_cuda
 from torchstone.store.leases import Holder
 from torchstone.store.schema import (
@@ -45,9 +45,7 @@ def claim(conn: Connection, host: Host, lease_s: float) -> Claim | None:
 
     None also for a host that is not registered as up, or that was registered anew by a later run.
     """
-    if conn.dialect.name == "postgresql":
-        # SQLite's write transactions are one at a time anyway; here a machine's claims take turns.
-        conn.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(host.machine, 0))))
+    lock_machine(conn, host.machine)
     mine = and_(hosts.c.name == host.name, hosts.c.incarnation == host.incarnation, hosts.c.state == "up")
     if conn.scalar(select(hosts.c.name).where(mine)) is None:
         return None
