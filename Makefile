@@ -13,14 +13,15 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup up demo test lint gpu-check clean
 
-# Tests that measure nothing may run two at a time, the others not. LIVES start and break whole services and workers,
-# or compare what was computed.
+# Tests that measure nothing may run beside one another, the others not. LIVES start and break whole services and workers,
+# which is mostly waiting, or compare what was computed; the longest files first.
 NO_TIMES := tests/torchstone tests/service
-LIVES := tests/faults tests/test_up.py tests/test_compose.py tests/test_s3.py tests/test_floors.py \
-  $(addprefix tests/worker/, test_app.py test_checkpoints.py test_faults.py test_host.py test_models.py test_servers.py \
-    data measure/test_roofline.py measure/test_statistics.py parallel/test_on_fake_devices.py \
-    parallel/test_ranks_on_fake_devices.py parallel/test_strategies.py \
-    workloads/test_cpp_example.py workloads/test_resume.py workloads/test_train.py)
+LIVES := tests/faults \
+  $(addprefix tests/worker/, workloads/test_resume.py parallel/test_strategies.py test_host.py workloads/test_train.py \
+    parallel/test_ranks_on_fake_devices.py test_checkpoints.py test_deposit.py test_faults.py) \
+  tests/test_s3.py tests/test_up.py tests/test_compose.py \
+  $(addprefix tests/worker/, test_servers.py parallel/test_on_fake_devices.py workloads/test_cpp_example.py test_app.py \
+    test_models.py data measure/test_roofline.py measure/test_statistics.py) tests/test_floors.py
 STAMP := .venv/.installed
 BIN := .venv/bin
 
@@ -62,7 +63,7 @@ lint: setup
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2 -p tests.no_torch $(NO_TIMES)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(LIVES)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(LIVES)
 	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore ,$(NO_TIMES) $(LIVES))
 	$(BIN)/python -m pytest -m slow $(addprefix --ignore ,$(NO_TIMES) $(LIVES))
 
