@@ -299,7 +299,7 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "options",
     [
-        {"strategies": ["single", "ddp"]},
+        {"strategies": ["single"]},
         {
             "strategies": ["single", "ddp"],
             "model": {"layers": CONVOLUTIONS, "input_shape": [1, 8, 8]},
