@@ -18,6 +18,8 @@ Json = dict[str, Any]
 RATES = ("B/s", "FLOP/s")
 _FIELDS = ("name", "of", "at", "value", "unit", "method", "bytes", "flop", "seconds", "working_set_bytes")
 _HOW = 'submit {"kind": "hardware"} to that host'
+STREAM = {"stream_copy", "stream_scale", "stream_add", "stream_triad"}
+"""Figures of the probe `memory`, the best of which is the memory's ceiling."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Ceilings:
         elif device_type == "cuda":
             of, names = "device_device", {"device_copy"}
         else:
-            of, names = "memory", _STREAM
+            of, names = "memory", STREAM
         rows = [
             row
             for row in self.document["ceilings"]
@@ -115,9 +117,6 @@ class Ceilings:
             has = ", ".join(str(count) for count in sorted({row["at"].get("cores", 0) for row in rows}))
             return Reason(f"the hardware report of this host has no {what} with {cores} cores, but with {has}")
         return _ceiling(max(fitting, key=_value), 1)
-
-
-_STREAM = {"stream_copy", "stream_scale", "stream_add", "stream_triad"}
 
 
 def _value(row: Json) -> float:

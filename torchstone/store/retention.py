@@ -93,8 +93,7 @@ def let_go(conn: Connection, job_id: str, sha256s: Iterable[str]) -> None:
     """This job names these bytes no more, nor will it: they can go (`remove_loose`; the next `collect` does it)."""
     names = sorted(set(sha256s))
     _lock(conn, names)
-    ours = loose_blobs.c.job_id == job_id, loose_blobs.c.sha256.in_(names)
-    conn.execute(delete(loose_blobs).where(*ours))
+    conn.execute(delete(loose_blobs).where(loose_blobs.c.job_id == job_id, loose_blobs.c.sha256.in_(names)))
     if names:
         rows = [{"sha256": sha256, "job_id": job_id, "attempt": _LET_GO} for sha256 in names]
         conn.execute(insert(loose_blobs), rows)

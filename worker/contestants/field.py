@@ -101,14 +101,18 @@ class Field:
 
     def retire(self, name: str) -> None:
         """The same once nothing is timed any more: on whatever core is free."""
-        self._end(name, {*self.cores, *os.sched_getaffinity(0)})
+        self._end(name, self._all_cores)
 
     def retire_all(self) -> None:
         """End every process, also those that took no part."""
         for name in self.names:
             self.retire(name)
         for contestant in self._watched:
-            contestant.end({*self.cores, *os.sched_getaffinity(0)})
+            contestant.end(self._all_cores)
+
+    @property
+    def _all_cores(self) -> set[int]:
+        return {*self.cores, *os.sched_getaffinity(0)}
 
     def _end(self, name: str, cores: set[int]) -> None:
         contestant = self.contestants.pop(name)

@@ -61,21 +61,22 @@ EVENTS = (
 
 def latency_table(figures: Iterable[Figure], asked: Iterable[str]) -> Table:
     """The table; a row without a figure says why there is none. `asked`: the probes that the job was to run."""
-    known = list(figures)
-    probes = set(asked)
+    known, probes = list(figures), set(asked)
     rows = [[event.what, event.chapter, *_here(event, known, probes)] for event in EVENTS]
     return Table(name=NAME, columns=["event", "the chapter", "here", "how"], rows=rows)
 
 
-def _here(event: Event, figures: list[Figure], probes: set[str]) -> list[str]:
+def _here(event: Event, figures: list[Figure], asked: set[str]) -> list[str]:
     if not event.probe:
         return ["-", "one host alone cannot tell"]
     figure = next((figure for figure in figures if _fits(event, figure)), None)
     if figure is None or figure.value is None:
-        found_some = any(figure.of == event.probe for figure in figures)
-        missing = "not found on this machine" if found_some else f"the probe {event.probe} found nothing"
-        if event.probe not in probes:
+        if event.probe not in asked:
             missing = f"the probe {event.probe} was not asked for"
+        elif any(figure.of == event.probe for figure in figures):
+            missing = "not found on this machine"
+        else:
+            missing = f"the probe {event.probe} found nothing"
         return ["-", (figure.reason if figure else None) or missing]
     seconds = _MEGABYTE / figure.value if event.megabyte else figure.value
     where = ", ".join(f"{key}={value}" for key, value in figure.at.items())

@@ -26,10 +26,8 @@ BEGIN, INPUT, READY, SYNCED, END, TALK = range(6)
 Marks = NDArray[np.float64]
 """(steps, 6): five readings in seconds, and the seconds that went by talking before READY."""
 
-
 _SET_AFTER_STEPS = 25
 """How often the clock of a device that runs behind is set by the host's: theirs drift apart by some 10 us a second."""
-
 _AHEAD_STEPS = 2
 """How far the host may be ahead: enough to keep the device at work, and what it tells of its progress is true."""
 _TRIES = 5
@@ -40,6 +38,9 @@ class Clock:
 
     def __init__(self) -> None:
         self._rows: list[list[float]] = []
+
+    def catch_up(self) -> None:
+        """What takes time between steps: where one process has several clocks, done for all before one begins."""
 
     def begin(self) -> None:
         """A step begins."""
@@ -75,15 +76,18 @@ class StreamClock(Clock):
         self._device = device
         self._steps: list[list[Any]] = []
         """As rows; instead of a reading its event, instead of the seconds of talking a begin and an end for each."""
-        self._set()
+        self._is_set = False
 
-    def begin(self) -> None:
+    def catch_up(self) -> None:
         if len(self._steps) >= _AHEAD_STEPS:
             self._steps[-_AHEAD_STEPS][END].synchronize()
         if len(self._steps) == _SET_AFTER_STEPS:
             self._read()
-        if not self._steps:
+        if not self._is_set:
             self._set()
+
+    def begin(self) -> None:
+        self.catch_up()
         self._steps.append([self._event()] * 5 + [[]])
 
     def mark(self, mark: int) -> None:
@@ -119,6 +123,7 @@ class StreamClock(Clock):
             if after_s - before_s < closest_s:
                 closest_s = after_s - before_s
                 self._set_at, self._set_s = event, (before_s + after_s) / 2
+        self._is_set = True
 
     def _read(self) -> None:
         """Have a number for every event: the device has passed them all."""
@@ -126,7 +131,7 @@ class StreamClock(Clock):
         for *marks, talks in self._steps:
             readings = [self._set_s + self._set_at.elapsed_time(event) / 1000 for event in marks]
             self._rows.append([*readings, sum(begun.elapsed_time(ended) for begun, ended in talks) / 1000])
-        self._steps = []
+        self._steps, self._is_set = [], False
 
 
 def clock_of(device: torch.device) -> Clock:

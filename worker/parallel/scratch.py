@@ -88,6 +88,8 @@ class Scratch:
     def step(self, batch: Tensor, learning_rate: float) -> list[Share]:
         """Train on the global batch with these indices; each device's share."""
         for replica in self.replicas:
+            replica.clock.catch_up()
+        for replica in self.replicas:
             replica.clock.begin()
         shares = self.on_each_device(lambda rank: self.forward_backward(rank, batch))
         for gradients in zip(*(self.gradients_of(rank) for rank in range(len(self.replicas))), strict=True):

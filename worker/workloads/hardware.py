@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from torchstone.ceilings import STREAM
 from torchstone.results import Check, Code, Curve, Figure, Result, Skipped, Table
 from torchstone.specs import HardwareSpec
 from worker.bench import Bench
@@ -37,8 +38,8 @@ PATIENCE_S = 20.0
 """A probe that takes so many times its share, and so much more, is ended."""
 STEADY = 0.75
 """A ceiling whose median repeat is below this share of its best was measured on a machine that was not quiet."""
-CEILINGS = {*(("memory", f"stream_{kernel}") for kernel in ("copy", "scale", "add", "triad")), ("gemm", "gemm")}
-"""What a roofline is drawn from (`torchstone.ceilings`)."""
+CEILINGS = {*(("memory", name) for name in STREAM), ("gemm", "gemm")}
+"""What a roofline is drawn from."""
 
 
 def run(spec: HardwareSpec, bench: Bench) -> Result:
