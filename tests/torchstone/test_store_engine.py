@@ -10,6 +10,7 @@ import time
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import insert, literal, select, text
@@ -51,6 +52,35 @@ def test_a_read_sees_one_state_whatever_is_written_meanwhile(store: Store) -> No
         assert conn.scalar(select(jobs.c.state)) == before == "queued"
     with store.read() as conn:
         assert conn.scalar(select(jobs.c.state)) == "expired"
+
+
+def test_closing_waits_for_whoever_is_in_a_transaction(database_url: str) -> None:
+    """A connection given back to a pool that is gone would stay open."""
+    # Given a thread in a transaction
+    store = Store(database_url)
+    inside, may_end = threading.Event(), threading.Event()
+    held: list[Any] = []
+
+    def read() -> None:
+        with store.read() as conn:
+            conn.execute(text("SELECT 1"))
+            held.append(conn.connection.driver_connection)
+            inside.set()
+            may_end.wait(30)
+
+    reader, closer = threading.Thread(target=read), threading.Thread(target=store.dispose)
+    reader.start()
+    assert inside.wait(30)
+    # When the store is closed meanwhile
+    closer.start()
+    closer.join(0.2)
+    assert closer.is_alive()
+    may_end.set()
+    closer.join(30)
+    reader.join(30)
+    # Then its connection is closed, too.
+    with pytest.raises(Exception, match="closed"):
+        held[0].execute("SELECT 1")
 
 
 def test_the_clock_goes_on_within_a_transaction(store: Store) -> None:

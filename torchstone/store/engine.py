@@ -19,6 +19,7 @@ on. PostgreSQL ends such a session after a few seconds.
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 from torchstone.errors import SetupError
 
 BUSY_TIMEOUT_S = 60
+_ENDED_WITHIN_S = 3.0  # how long `dispose` waits for transactions of other threads
 _SQLITE_PRAGMAS = ("synchronous=FULL", "foreign_keys=ON")
 _POSTGRESQL_CONNECTION: dict[str, Any] = {
     "connect_timeout": 5,
@@ -67,22 +69,40 @@ class Store:
         options = {} if self.is_sqlite else {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
         self._reading = self.engine.execution_options(**options)
         self._writing = self.engine.execution_options(torchstone_write=True)
+        self._open = 0  # transactions
+        self._ended = threading.Condition()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection for reading: everything it reads is one consistent state."""
-        with self._reading.connect() as conn:
+        with self._counted(), self._reading.connect() as conn:
             yield conn
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that commits at the end, or rolls back on any exception."""
-        with self._writing.begin() as conn:
+        with self._counted(), self._writing.begin() as conn:
             yield conn
 
     def dispose(self) -> None:
-        """Close every pooled connection."""
+        """Close every pooled connection, once the transactions of other threads have ended or 3 s have passed.
+
+        A connection that is given back later is closed by nobody: its pool is no more.
+        """
+        with self._ended:
+            self._ended.wait_for(lambda: self._open == 0, _ENDED_WITHIN_S)
         self.engine.dispose()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._ended:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._ended:
+                self._open -= 1
+                self._ended.notify_all()
 
 
 def is_transient(error: SQLAlchemyError) -> bool:
