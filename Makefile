@@ -46,6 +46,8 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	if ! [ -x $(BIN)/python ] || ! $(BIN)/python -c "$$fits"; then "$$chosen" -m venv --clear .venv; fi
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[service,worker,onnx,dev]'
+	@# pip compiles what it copies, not what it installs in place; where Python may not write, each start would pay for it.
+	@$(BIN)/python -m compileall -q torchstone service worker
 	@touch $@
 	@echo "ready: $(BIN)/torchstone, with $$($(BIN)/python --version)"
 

@@ -46,7 +46,13 @@ def is_terminal(state: str) -> bool:
     return State(state) in TERMINAL
 
 
-class Progress(BaseModel):
+class _Shape(BaseModel):
+    """Built when it is first used: the service describes these and never makes one."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class Progress(_Shape):
     """How far a running job has come: `done` of `total` in `unit`."""
 
     done: float = 0
@@ -56,7 +62,7 @@ class Progress(BaseModel):
     message: str = ""
 
 
-class Receipt(BaseModel):
+class Receipt(_Shape):
     """The proof that a job's processes were ended, and that their memory is back."""
 
     reason: str = Field(description="canceled | timed_out | out_of_memory | draining | lingering")
@@ -66,7 +72,7 @@ class Receipt(BaseModel):
     memory_back_bytes: int = Field(description="What they held of the machine's memory, and hold no more.")
 
 
-class Attempt(BaseModel):
+class Attempt(_Shape):
     """One go at running the job, and where it ran."""
 
     number: int
@@ -79,7 +85,7 @@ class Attempt(BaseModel):
     receipt: Receipt | None = Field(None, description="What it took to end its processes, where the worker had to.")
 
 
-class Job(BaseModel):
+class Job(_Shape):
     """A job as GET /v1/jobs/ID shows it."""
 
     model_config = ConfigDict(extra="allow")
@@ -103,7 +109,7 @@ class Job(BaseModel):
     links: dict[str, str]
 
 
-class JobSummary(BaseModel):
+class JobSummary(_Shape):
     """A job in a list: without `waiting_for`, `attempts` and `result`."""
 
     model_config = ConfigDict(extra="allow")
@@ -124,7 +130,7 @@ class JobSummary(BaseModel):
     links: dict[str, str]
 
 
-class JobList(BaseModel):
+class JobList(_Shape):
     """A page of GET /v1/jobs."""
 
     items: list[JobSummary]

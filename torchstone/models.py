@@ -13,7 +13,9 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, WrapValidator, model_validator
+from pydantic import Field, GetJsonSchemaHandler, TypeAdapter, WrapValidator, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from torchstone.arguments import LIMIT, Size
 from torchstone.layers import LAYERS, Layer, layer_schema, parse_layer
@@ -103,7 +105,15 @@ def _layer(body: Any, _: Any) -> dict[str, Any]:
     return parse_layer(body).model_dump()
 
 
-LayerBody = Annotated[dict[str, Any], WrapValidator(_layer, json_schema_input_type=layer_schema())]
+class _LayerSchema:
+    """In a JSON Schema it is one of the layers; the classes of all of them are made only when one is asked for."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(_: CoreSchema, describe: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return describe(TypeAdapter(layer_schema()).core_schema)
+
+
+LayerBody = Annotated[dict[str, Any], WrapValidator(_layer), _LayerSchema]
 
 
 class LayersModel(Strict):

@@ -14,22 +14,16 @@ from typing import Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[Response]])
 
 
 class PlainRoute(APIRoute):
     """Calls its endpoint with the names in the path, as strings, and with `request` if it takes that."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         """What answers a request."""
-        endpoint, takes_request = self.endpoint, "request" in inspect.signature(self.endpoint).parameters
-
-        async def handle(request: Request) -> Response:
-            named = {**request.path_params, "request": request} if takes_request else request.path_params
-            response: Response = await endpoint(**named)
-            return response
-
-        return handle
+        return _handler(self.endpoint)
 
 
 def plain_router(**options: Any) -> APIRouter:
@@ -42,7 +36,17 @@ def get(router: APIRouter, path: str, **documented: Any) -> Callable[[Endpoint],
 
     def register(endpoint: Endpoint) -> Endpoint:
         router.add_api_route(path, endpoint, methods=["GET"], response_model=None, **documented)
-        router.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+        router.add_route(router.prefix + path, _handler(endpoint), methods=["HEAD"], include_in_schema=False)
         return endpoint
 
     return register
+
+
+def _handler(endpoint: Callable[..., Awaitable[Response]]) -> Handler:
+    takes_request = "request" in inspect.signature(endpoint).parameters
+
+    async def handle(request: Request) -> Response:
+        named = {**request.path_params, "request": request} if takes_request else request.path_params
+        return await endpoint(**named)
+
+    return handle

@@ -24,14 +24,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from torchstone.errors import SetupError
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql
 
 BUSY_TIMEOUT_S = 60
 _ENDED_WITHIN_S = 3.0  # how long `dispose` waits for transactions of other threads
@@ -123,7 +126,11 @@ def is_transient(error: SQLAlchemyError) -> bool:
 
 def insert_into(conn: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that can say what to do about a row that is there already."""
-    return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
+    if conn.dialect.name == "sqlite":
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql  # loaded where it is used: it is 4 % of the service's start
+
+    return postgresql.insert(table)
 
 
 def storable(text: str) -> str:

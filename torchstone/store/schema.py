@@ -16,6 +16,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     ColumnElement,
+    Connection,
     Float,
     ForeignKey,
     Index,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     Table,
     Text,
     and_,
+    event,
     literal_column,
     text,
 )
@@ -38,6 +40,20 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+
+@event.listens_for(metadata, "before_create")
+def _partial_on_postgresql(_: MetaData, conn: Connection, **__: Any) -> None:
+    """Every index that is of some rows only on SQLite is so on PostgreSQL.
+
+    Said here and not beside `sqlite_where`: naming PostgreSQL loads its dialect, 4 % of the start of a process that
+    never meets it.
+    """
+    if conn.dialect.name == "postgresql":
+        for index in (each for table in metadata.tables.values() for each in table.indexes):
+            index.dialect_options["postgresql"]["where"] = index.dialect_options["sqlite"]["where"]
+
+
 # SQLite counts a row id up only for the exact type INTEGER.
 _AutoId = BigInteger().with_variant(Integer(), "sqlite")
 
@@ -107,11 +123,10 @@ Index(
     jobs.c.memory_bytes,
     jobs.c.rung_us,
     sqlite_where=is_queued,
-    postgresql_where=is_queued,
 )
-Index("ix_jobs_start_by", jobs.c.start_by_us, sqlite_where=may_expire, postgresql_where=may_expire)
+Index("ix_jobs_start_by", jobs.c.start_by_us, sqlite_where=may_expire)
 Index("ix_jobs_state_id", jobs.c.state, jobs.c.id)
-Index("ix_jobs_finished_us", jobs.c.finished_us, sqlite_where=is_finished, postgresql_where=is_finished)
+Index("ix_jobs_finished_us", jobs.c.finished_us, sqlite_where=is_finished)
 Index("ix_jobs_kind_state_id", jobs.c.kind, jobs.c.state, jobs.c.id)
 
 # Apart from `jobs`, so that lists and claims never drag results along.
@@ -168,7 +183,7 @@ placements = Table(
     Column("released_us", BigInteger),
 )
 is_held: ColumnElement[bool] = placements.c.released_us.is_(None)
-Index("ix_placements_held", placements.c.machine, sqlite_where=is_held, postgresql_where=is_held)
+Index("ix_placements_held", placements.c.machine, sqlite_where=is_held)
 
 hosts = Table(
     "hosts",
