@@ -17,11 +17,13 @@ SHELL := /bin/bash
 # which is mostly waiting, or compare what was computed; the longest files first.
 NO_TIMES := tests/torchstone tests/service
 LIVES := tests/faults \
-  $(addprefix tests/worker/, workloads/test_resume.py parallel/test_strategies.py test_host.py workloads/test_train.py \
-    parallel/test_ranks_on_fake_devices.py test_checkpoints.py test_deposit.py test_faults.py) \
-  tests/test_s3.py tests/test_up.py tests/test_compose.py \
-  $(addprefix tests/worker/, test_servers.py parallel/test_on_fake_devices.py workloads/test_cpp_example.py test_app.py \
-    test_models.py data measure/test_roofline.py measure/test_statistics.py) tests/test_floors.py
+  $(addprefix tests/worker/, workloads/test_resume.py parallel/test_strategies.py workloads/test_jit_variants.py \
+    test_host.py workloads/test_train.py parallel/test_ranks_on_fake_devices.py test_checkpoints.py test_deposit.py \
+    test_faults.py) \
+  tests/test_s3.py tests/test_up.py tests/test_cases.py tests/test_compose.py \
+  $(addprefix tests/worker/, parallel/test_ranks.py test_servers.py parallel/test_on_fake_devices.py \
+    workloads/test_cpp_example.py test_app.py test_models.py data measure/test_roofline.py measure/test_statistics.py) \
+  tests/test_floors.py
 STAMP := .venv/.installed
 BIN := .venv/bin
 
@@ -66,8 +68,7 @@ lint: setup
 test: setup lint
 	$(BIN)/python -m pytest -n 2 -p tests.no_torch $(NO_TIMES)
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(LIVES)
-	$(BIN)/python -m pytest -m 'not slow' $(addprefix --ignore ,$(NO_TIMES) $(LIVES))
-	$(BIN)/python -m pytest -m slow $(addprefix --ignore ,$(NO_TIMES) $(LIVES))
+	$(BIN)/python -m pytest $(addprefix --ignore ,$(NO_TIMES) $(LIVES))
 
 gpu-check: setup
 	@$(BIN)/python -m demo.gpu_check
