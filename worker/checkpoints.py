@@ -86,8 +86,8 @@ class CheckpointKeeper:
         try:
             digests = [digest(path) for _, path in parts]
             with self.store.write() as conn:
-                is_held = retention.pin(conn, self.holder, digests)
-            if is_held:
+                found = retention.pin(conn, self.holder, digests)
+            if found is retention.Pin.held:
                 digested = zip(parts, digests, strict=True)
                 put = [(name, *self.blobs.put(path, sha256)) for (name, path), sha256 in digested]
                 with self.store.write() as conn:

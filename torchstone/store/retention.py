@@ -7,8 +7,8 @@
     retention.collect(store, blobs, settings)              # every minute or so, by the service
 
 Bytes are kept once, under their SHA-256, however many jobs name them. They are removed only while nobody can begin to
-name them: a worker pins what it is about to store, which it cannot while the same bytes are being removed, and looks
-only then whether they are there already. A pin ends with its attempt, so what a lost attempt left is found.
+name them: a worker pins what it is about to store, waits while the same bytes are being removed, and looks only then
+whether they are there already. A pin ends with its attempt, so what a lost attempt left is found.
 
 No transaction is open while a bucket is asked to remove something: it may take its time. A removal is noted before and
 forgotten after; one that was never forgotten (its process died) is made again.
@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, insert, select, text
@@ -55,28 +56,35 @@ REMOVED_WITHIN_S = 120
 """Longer than a bucket is waited for: a removal that was noted before that is nobody's any more."""
 REMEMBERED_DAYS = 90
 """For how long a deleted job is known to have existed."""
+_IN_VAIN_S = 20.0  # what a round spends on removals that fail
 _LET_GO = 0  # the attempt under which bytes are noted that their job names no more: none has that number
 _DAY_US = 86_400 * 1_000_000
 _JOBS_AT_ONCE = 1000
 
 
-class BeingRemoved(Exception):
-    """Some of these bytes are just being removed: try again a moment later."""
+class Pin(StrEnum):
+    """What became of a wish to store bytes."""
+
+    held = "held"
+    wait = "wait"
+    """Some of them are just being removed: ask again a moment later, and store nothing before."""
+    lost = "lost"
+    """The attempt no longer holds its job."""
 
 
-def pin(conn: Connection, holder: Holder, sha256s: Sequence[str]) -> bool:
-    """Say that this attempt is about to store these bytes and to name them; False if it no longer holds its job.
+def pin(conn: Connection, holder: Holder, sha256s: Sequence[str]) -> Pin:
+    """Say that this attempt is about to store these bytes and to name them.
 
-    Until the attempt ends nobody removes them, also those that were there already. Raises BeingRemoved.
+    Until it ends nobody begins to remove them, also those that were there already, whatever the answer is.
     """
     if leases.still_held(conn, holder) is None:
-        return False
+        return Pin.lost
     _lock(conn, sha256s)
-    if conn.scalar(select(exists().where(removals.c.sha256.in_(sha256s), _is_under_way(leases.clock_us(conn))))):
-        raise BeingRemoved
-    conn.execute(delete(removals).where(removals.c.sha256.in_(sha256s)))  # nobody's any more, or refused
     leave(conn, holder, sha256s)
-    return True
+    if conn.scalar(select(exists().where(removals.c.sha256.in_(sha256s), _is_under_way(leases.clock_us(conn))))):
+        return Pin.wait
+    conn.execute(delete(removals).where(removals.c.sha256.in_(sha256s)))  # nobody's any more, or refused
+    return Pin.held
 
 
 def leave(conn: Connection, holder: Holder, sha256s: Iterable[str]) -> None:
@@ -153,14 +161,18 @@ def collect(store: Store, blobs: Blobs, settings: Settings) -> Collected:
     with store.read() as conn:
         loose = list(conn.scalars(select(loose_blobs.c.sha256).where(~_is_pinned).distinct()))
         loose = list(dict.fromkeys([*loose, *conn.scalars(select(removals.c.sha256))]))
-    gone, refused = 0, []
+    gone, refused, in_vain_s = 0, [], 0.0
     for sha256 in loose:
+        begun_s = time.monotonic()
         try:
             gone += remove_loose(store, sha256, blobs.delete)
         except SQLAlchemyError:
             raise
         except Exception as error:  # one that cannot be removed is in the way of no other
             refused.append(error)
+            in_vain_s += time.monotonic() - begun_s
+        if in_vain_s > _IN_VAIN_S:  # a bucket that does not answer would be waited for as often as there are blobs
+            break
     if refused:
         log.warning("some bytes could not be removed; trying again later", blobs=len(refused), error=str(refused[0]))
     return Collected(removed, gone)
