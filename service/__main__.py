@@ -18,7 +18,6 @@ from types import FrameType
 import structlog
 import uvicorn
 from fastapi import FastAPI
-from sqlalchemy.exc import SQLAlchemyError
 
 from service.app import create_app
 from torchstone.errors import SetupError
@@ -84,9 +83,6 @@ def _check_schema(settings: Settings) -> None:
     store = Store(settings.database_url)
     try:
         require_current_schema(store)
-    except SQLAlchemyError as error:
-        where = store.engine.url.render_as_string()
-        raise SetupError(f"the database {where} cannot be used: {getattr(error, 'orig', None) or error}") from error
     finally:
         store.dispose()
 

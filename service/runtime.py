@@ -83,11 +83,11 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
         "writer": writer.run(),
         "waits": waits.run(),
         "reconciler": reconcile_forever(database, bell, settings),
-        "collector": collector.run(),
     }.items():
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(_tell)
         runtime.tasks.append(task)
+    collector.start()
     try:
         yield runtime
     finally:
@@ -97,6 +97,7 @@ async def running(settings: Settings) -> AsyncIterator[Runtime]:
         await asyncio.gather(*runtime.tasks, return_exceptions=True)
         await asyncio.to_thread(writer.close)
         await asyncio.to_thread(bell.close)
+        await asyncio.to_thread(collector.close)
         waits.close()
         store.dispose()
 

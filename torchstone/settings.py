@@ -122,6 +122,11 @@ class Settings(BaseSettings):
         return (self.url or f"http://{host}:{self.port}").rstrip("/")
 
     @property
+    def stopped_within_s(self) -> float:
+        """Within so long a stopping worker has ended its jobs or handed them back; then its supervisor kills it."""
+        return self.drain_s + self.kill_grace_s + 12
+
+    @property
     def datasets(self) -> Path:
         """The folder of data sets that were fetched."""
         return self.data / "datasets"

@@ -109,7 +109,7 @@ def worker_part(settings: Settings, registration: Registration | StoredRegistrat
         settings.environment(),
         ready=registration.is_new,
         ready_within_s=120,
-        grace_s=settings.drain_s + settings.kill_grace_s + 5,
+        grace_s=settings.stopped_within_s,
     )
 
 

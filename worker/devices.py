@@ -39,6 +39,12 @@ class Device:
     uuid: str | None = None
     memory_bytes: int | None = None
 
+    def is_same_as(self, other: dict[str, Any]) -> bool:
+        """Whether another worker's device, as its document, is the same hardware, or a part of it, by whatever name."""
+        if self.type != other["type"]:
+            return False
+        return bool(set(self.cores) & set(other["cores"])) if self.uuid is None else self.uuid == other["uuid"]
+
     def document(self) -> dict[str, Any]:
         """As GET /v1/devices shows it."""
         return asdict(self)

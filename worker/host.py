@@ -47,6 +47,10 @@ KEEP_S = 0.5
 DATABASE_PATIENCE_S = 5.0
 """A locked database is asked again sooner than leases run out."""
 
+# What a stopping worker spends, of `settings.stopped_within_s`, on storing what its jobs made, and on each later step.
+_RECORD_S = 4.0
+_HAND_BACK_S = 1.5
+
 _JOB_FOLDER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-\d+")
 
 log = structlog.get_logger(__name__)
@@ -105,49 +109,70 @@ class WorkerHost:
         self._turn = _only_one(self.work / "worker.lock", self.settings.host_name)
         self._clear_work()
         self.launcher.warm_up()  # before anybody counts on this host
-        with self.store.write() as conn:
-            hosts.lock_machine(conn, self.host.machine)
-            self._refuse_a_namesake(hosts.find(conn, self.host.name))
-            self._refuse_shared_devices(hosts.beside(conn, self.host.machine, self.host.name, self.settings.lease_s))
-            hosts.register(conn, self.host)
-            lost = leases.take_back_from(
-                conn,
-                self.host.name,
-                self.host.incarnation,
-                "its worker was restarted",
-                max_attempts=self.settings.max_attempts,
-            )
-        for holder in lost:
+        for holder in self._register():
             log.warning("took back a job from this host's earlier run", job_id=holder.job_id, attempt=holder.attempt)
         self._renewed(time.monotonic())
         self._keeper.start()
         self._releaser.start()
         log.info("registered", host=self.host.name, devices=list(self.devices), memory_bytes=self.host.memory_bytes)
 
+    def _register(self) -> list[leases.Holder]:
+        """Become known, once no living worker has this name or a device of this one; what an earlier run held is lost.
+
+        A worker that is silent may be dead, its container replaced by this one: it has until its lease ends to be heard
+        of. Raises SetupError.
+        """
+        waited_for: dict[str, int] = {}
+        while True:
+            with self.store.write() as conn:
+                hosts.lock_machine(conn, self.host.machine)
+                self._refuse_a_namesake(hosts.find(conn, self.host.name))
+                found = hosts.beside(conn, self.host.machine, self.host.name, self.settings.lease_s)
+                rivals = {other["name"]: fault for other in found if (fault := self._in_the_way(other))}
+                if not rivals:
+                    hosts.register(conn, self.host)
+                    return leases.take_back_from(
+                        conn,
+                        self.host.name,
+                        self.host.incarnation,
+                        "its worker was restarted",
+                        max_attempts=self.settings.max_attempts,
+                    )
+            for other in found:
+                first_seen_us = waited_for.setdefault(other["name"], other["seen_us"])
+                if other["name"] in rivals and (_lives(other) or other["seen_us"] != first_seen_us):
+                    raise SetupError(rivals[other["name"]])
+            log.warning("waiting for the lease of a silent worker to end", why=list(rivals.values()))
+            time.sleep(1)
+
     def _refuse_a_namesake(self, other: dict[str, Any] | None) -> None:
         """Raise SetupError where another living worker, with another work folder or elsewhere, has this name."""
         if other is None or other["state"] == "down":
             return
         if other["machine"] == self.host.machine:
-            with contextlib.suppress(psutil.Error):
-                lives = psutil.Process(other["pid"]).create_time() == other["pid_started"]
-                if lives and other["pid"] != os.getpid():
-                    raise SetupError(f"a worker for host {self.host.name!r} is already running (pid {other['pid']})")
+            if _lives(other) and other["pid"] != os.getpid():
+                raise SetupError(f"a worker for host {self.host.name!r} is already running (pid {other['pid']})")
         elif other["silent_s"] < self.settings.lease_s:
             raise SetupError(
                 f"host name {self.host.name!r} is in use by a living worker on another machine: "
                 "set TORCHSTONE_HOST_NAME to a name of its own"
             )
 
-    def _refuse_shared_devices(self, others: list[dict[str, Any]]) -> None:
-        """Raise SetupError where a living worker beside this one has one of its devices: a gang could starve."""
-        for other in others:
-            shared = sorted(self.devices.keys() & {device["name"] for device in orjson.loads(other["devices"])})
-            if shared:
-                raise SetupError(
-                    f"{', '.join(shared)} is owned by the worker {other['name']!r} on this machine: "
-                    "give each worker devices of its own (TORCHSTONE_DEVICES)"
-                )
+    def _in_the_way(self, other: dict[str, Any]) -> str | None:
+        """Why this worker cannot run beside another on its machine: one device of two owners, a gang could starve."""
+        for theirs in orjson.loads(other["devices"]):
+            for mine in self.devices.values():
+                if mine.is_same_as(theirs):
+                    return (
+                        f"{theirs['name']} is owned by the worker {other['name']!r} on this machine: "
+                        "give each worker devices of its own (TORCHSTONE_DEVICES)"
+                    )
+                if mine.name == theirs["name"]:
+                    return (
+                        f"{mine.name} is another device here than for the worker {other['name']!r} on this machine: "
+                        "workers that see devices of their own, as containers do, need a TORCHSTONE_MACHINE each"
+                    )
+        return None
 
     def look(self) -> None:
         """Claim and start jobs until there is none for this host now."""
@@ -189,13 +214,14 @@ class WorkerHost:
         self._draining = True
         with contextlib.suppress(SQLAlchemyError), self.store.write() as conn:
             hosts.set_state(conn, self.host.name, self.host.incarnation, "draining")
-        deadline = time.monotonic() + self.settings.drain_s
-        for run in self.runs():
-            run.join(max(0.0, deadline - time.monotonic()))
+        self._join(self.settings.drain_s)
         for run in self.runs():
             run.stop("draining")
+        self._join(self.settings.kill_grace_s + _RECORD_S)
+        self._stopping.set()  # nobody waits for a bucket, a database or other bytes any more
+        self._join(_HAND_BACK_S)
         for run in self.runs():
-            run.join(self.settings.kill_grace_s + 15)
+            run.hand_back()
 
     def close(self) -> None:
         """End what still runs, say goodbye, end the forkserver."""
@@ -204,20 +230,26 @@ class WorkerHost:
 
     def close_but_launcher(self) -> None:
         """`close`, for a launcher that somebody else goes on using."""
+        was_drained = self._stopping.is_set()
         self._draining = True
         self._stopping.set()
         for run in self.runs():
             run.stop("draining")
-        for run in self.runs():
-            run.join(self.settings.kill_grace_s + 15)
+        self._join(_HAND_BACK_S if was_drained else self.settings.kill_grace_s + 15)
         for thread in (self._keeper, self._releaser):
             if thread.is_alive():
-                thread.join(timeout=5)
+                thread.join(timeout=_HAND_BACK_S)
         with contextlib.suppress(SQLAlchemyError), self.store.write() as conn:
             hosts.set_state(conn, self.host.name, self.host.incarnation, "down")
         self.store.dispose()
         if self._turn is not None:
             self._turn.close()
+
+    def _join(self, within_s: float) -> None:
+        """Wait until no job runs here any more, at most so long."""
+        deadline_s = time.monotonic() + within_s
+        for run in self.runs():
+            run.join(max(0.0, deadline_s - time.monotonic()))
 
     def runs(self) -> list[JobRun]:
         """The jobs that run here now."""
@@ -320,6 +352,13 @@ class WorkerHost:
             for pid in end_recorded(folder):
                 log.warning("ended a process of an earlier worker", pid=pid, folder=folder.name)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(other: dict[str, Any]) -> bool:
+    """Whether the worker process of a host on this machine is seen to live; from within a container it may not be."""
+    with contextlib.suppress(psutil.Error):
+        return bool(psutil.Process(other["pid"]).create_time() == other["pid_started"])
+    return False
 
 
 def _only_one(path: Path, name: str) -> IO[str]:

@@ -94,13 +94,18 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def proportional_bytes(pids: list[int]) -> int:
-    """Memory of processes, files apart: each page by how many share it. Costs milliseconds a process."""
+    """Memory of processes, files apart: each page by how many share it. Costs milliseconds a process.
+
+    Where the kernel does not tell (before Linux 5.4, in some sandboxes), `private_bytes`.
+    """
     total = 0
     for pid in pids:
+        told: dict[str, int] = {}
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith(("Pss_Anon:", "SwapPss:")):
-                    total += 1024 * int(line.split()[1])
+                    told[line.partition(":")[0]] = 1024 * int(line.split()[1])
+        total += sum(told.values()) if "Pss_Anon" in told else private_bytes([pid])
     return total
 
 

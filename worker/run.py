@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -46,7 +47,7 @@ FLUSH_S = 0.5
 GPU_BACK_WITHIN_S = 10.0
 DATABASE_AWAY = "the database was out of reach"
 SHUTTING_DOWN = "the worker is shutting down"
-_SETTLE_DRAINING_S = 5.0  # less than `WorkerHost.drain` waits for the hand-back
+_SETTLE_DRAINING_S = 3.0  # less than `WorkerHost.drain` waits for the record
 T = TypeVar("T")
 
 
@@ -80,6 +81,7 @@ class JobRun:
         self.folder: Path = station.work / f"{claim.holder.job_id}-{claim.holder.attempt}"
         self.is_finished = False
         """Set once the record is made, so that the keeper does not take the freed lease for a lost one."""
+        self._is_gone = False  # no process of it is left
         self.log = structlog.get_logger(__name__).bind(job_id=claim.holder.job_id, attempt=claim.holder.attempt)
         self._process: JobProcess | None = None
         self._stop_reason: str | None = None
@@ -113,6 +115,14 @@ class JobRun:
             if self._process is not None:
                 self._process.stop(reason)
 
+    def hand_back(self) -> None:
+        """Give the job back in place of this run's own thread, which waits for something that does not come.
+
+        Only once no process of it is left. Should the thread wake up later, it finds that the job is no longer its own.
+        """
+        if self._is_gone and not self.is_finished:
+            self._give_up(SHUTTING_DOWN, spent=False)
+
     def _run(self) -> None:
         # On every line that this thread logs, whoever's it is.
         holder = self.claim.holder
@@ -126,7 +136,7 @@ class JobRun:
             self._give_up(DATABASE_AWAY if is_database_away else why, spent=not is_database_away)
         finally:
             self.is_finished = True
-            self._checkpoints.settle()
+            self._checkpoints.settle(0 if self._stop_reason == "draining" else None)
             shutil.rmtree(self.folder, ignore_errors=True)
             self._on_end(self)
 
@@ -151,6 +161,7 @@ class JobRun:
             grace_s=self.station.settings.kill_grace_s,
         )
         self._see_it_gone(outcome)
+        self._is_gone = not outcome.receipt.survivors
         self._output.close()
         self._checkpoints.settle(_SETTLE_DRAINING_S if outcome.stopped == "draining" else None)
         if outcome.stopped == "fenced":
@@ -240,8 +251,8 @@ class JobRun:
                 return
             self.log.warning("the worker closes: what the job made until it ended is not stored")
         except OSError as failure:
-            error = {"code": ArtifactFailed.code, "message": f"a file of the job could not be stored: {failure}"}
-            state = State.failed
+            state, error = _without_files(state, error, f"a file of the job could not be stored: {failure}")
+            self.log.warning("what the job made is not stored", error=str(failure))
         result = message.get("result")
         if result is not None:
             result = _completed(result, files, self._neighbours)
@@ -276,7 +287,7 @@ class JobRun:
             held_gb = outcome.peak_bytes / 1e9
             text = f"the job held {held_gb:.2f} GB of memory; a job on this host may take {limit_gb:.2f} GB"
             return State.failed, {"code": "out_of_memory", "message": text}
-        if message is None and outcome.oom_killed:
+        if message is None and outcome.oom_killed and outcome.exit_code == -signal.SIGKILL:
             text = "the kernel ended the job's process because memory ran out"
             return State.failed, {"code": "out_of_memory", "message": text}
         if message is None:
@@ -347,8 +358,15 @@ class JobRun:
                 self.log.warning("the record could not be made; trying on", error=str(error).splitlines()[0])
                 if self.station.closing.is_set():
                     return None
-                time.sleep(pause_s)
+                self.station.closing.wait(pause_s)
                 pause_s = min(2 * pause_s, 2.0)
+
+
+def _without_files(state: State, error: dict[str, Any] | None, why: str) -> tuple[State, dict[str, Any] | None]:
+    """What an attempt ends as whose files cannot be stored: what went wrong before that comes first."""
+    if state is State.succeeded:
+        return State.failed, {"code": ArtifactFailed.code, "message": why}
+    return state, error and {**error, "message": f"{error['message']} (and {why})"}
 
 
 def _receipt(outcome: Outcome) -> dict[str, Any] | None:

@@ -36,7 +36,13 @@ def get(router: APIRouter, path: str, **documented: Any) -> Callable[[Endpoint],
 
     def register(endpoint: Endpoint) -> Endpoint:
         router.add_api_route(path, endpoint, methods=["GET"], response_model=None, **documented)
-        router.add_route(router.prefix + path, _handler(endpoint), methods=["HEAD"], include_in_schema=False)
+        described, handle = router.routes[-1], _handler(endpoint)
+
+        async def handle_head(request: Request) -> Response:
+            request.scope["route"] = described  # requests are counted by it, and FastAPI notes only its own kind
+            return await handle(request)
+
+        router.add_route(router.prefix + path, handle_head, methods=["HEAD"], include_in_schema=False)
         return endpoint
 
     return register

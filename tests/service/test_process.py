@@ -16,11 +16,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import insert
 
 from tests.service.conftest import SPEC
 from tests.torchstone.processes import wait_until
 from torchstone.settings import Settings
 from torchstone.store import Store, migrate
+from torchstone.store.schema import loose_blobs
 
 PROGRAM = [sys.executable, "-P", "-m", "service"]
 SLOW_OR_FORBIDDEN = {"torch", "numpy", "scipy", "celery", "kombu", "redis", "alembic", "mako", "psycopg", "httpx"}
@@ -32,11 +34,11 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running(settings: Settings) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
+def running(settings: Settings, **more: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
     """The process, its URL, and the file that it logs to."""
     log = settings.data / "service.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(PROGRAM, env=environment(settings), stdout=out, stderr=out)
+        process = subprocess.Popen(PROGRAM, env={**environment(settings), **more}, stdout=out, stderr=out)
     try:
         wait_until(lambda: process.poll() is not None or b"listening" in log.read_bytes(), 30, log.read_text)
         found = re.search(r"http://\S+", log.read_text())
@@ -112,6 +114,26 @@ def test_it_stops_at_once_though_clients_wait(settings: Settings) -> None:
         assert time.monotonic() - begin_s < 5
         assert answers[0].json()["state"] == "queued"
         assert "Traceback" not in log.read_text()
+
+
+def test_it_stops_at_once_though_a_bucket_does_not_answer(settings: Settings) -> None:
+    store = Store(settings.database_url)
+    with store.write() as conn:
+        conn.execute(insert(loose_blobs).values(sha256="0" * 64, job_id="one that is gone", attempt=0))
+    store.dispose()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        keys = {"AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "here"}
+        away = {"AWS_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ALLOW_HTTP": "true", **keys}
+        asking = settings.model_copy(update={"artifacts_url": "s3://bucket", "collect_s": 0.1})
+        with running(asking, **away) as (process, _, log):
+            silent.settimeout(30)
+            asked, _ = silent.accept()
+            process.send_signal(signal.SIGTERM)
+            begin_s = time.monotonic()
+            assert process.wait(20) == 0, log.read_text()
+            assert time.monotonic() - begin_s < 5
+            assert "Traceback" not in log.read_text()
+            asked.close()
 
 
 def test_what_was_accepted_survives_a_kill(settings: Settings) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from tests.torchstone.store_samples import claim, submit
 from tests.torchstone.test_store_retention import Shelf
 from tests.worker.test_host import Bed, bed, launcher, until
 from torchstone.errors import SetupError, Unavailable
-from torchstone.store import Store, artifacts, leases, retention
+from torchstone.store import Store, artifacts, hosts, leases, retention
 from torchstone.store.artifacts import Blobs, digest
 from torchstone.store.schema import now_us, removals
 from worker import deposit
@@ -139,6 +141,34 @@ def test_what_was_put_before_a_file_failed_is_found_again(bed: Bed, monkeypatch:
     assert host.blobs.size(stored[0]) is None
 
 
+@pytest.mark.parametrize("bucket", ["is away", "does not answer"])
+def test_a_worker_that_stops_while_a_bucket_is_away_hands_the_job_back_in_time(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch, bucket: str
+) -> None:
+    """Before whoever asked it to stop loses patience and kills it."""
+    bed.settings = bed.settings.model_copy(update={"kill_grace_s": 0.0, "drain_s": 0.0})
+    host, answers, is_asked = bed.open(), threading.Event(), threading.Event()
+
+    def put(*_: Any) -> tuple[str, int]:
+        is_asked.set()
+        if bucket == "does not answer":
+            answers.wait(60)
+        raise Unavailable("the artifact store cannot be used: connection refused")
+
+    monkeypatch.setattr(Blobs, "put", put)
+    monkeypatch.setattr(Blobs, "is_local", False)
+    job_id = bed.submit("answer forty-two")
+    assert is_asked.wait(30)
+    begin_s = time.monotonic()
+    host.drain()
+    host.close_but_launcher()
+    assert time.monotonic() - begin_s < bed.settings.stopped_within_s
+    answers.set()
+    job = bed.job(job_id)
+    assert (job["state"], job["lost"]) == ("queued", 0), job
+    assert [attempt["outcome"] for attempt in job["attempts"]] == ["returned"]
+
+
 def test_two_workers_of_a_machine_cannot_own_one_device(bed: Bed) -> None:
     """A gang that needs both would wait for ever, while single jobs take turns on the shared one."""
     bed.open()
@@ -148,3 +178,49 @@ def test_two_workers_of_a_machine_cannot_own_one_device(bed: Bed) -> None:
             other.open()
     finally:
         other.close_but_launcher()
+
+
+def beside(bed: Bed, **changes: Any) -> WorkerHost:
+    """Another worker of the machine, which has registered: what it says of itself, changed."""
+    other = WorkerHost(bed.settings.model_copy(update={"host_name": "other"}), bed.launcher)
+    with bed.store.write() as conn:
+        hosts.register(conn, dataclasses.replace(other.host, **changes))
+    return other
+
+
+def test_a_silent_worker_is_in_the_way_until_its_lease_ends(bed: Bed) -> None:
+    """One that was killed, whose container comes back under another name."""
+    bed.settings = bed.settings.model_copy(update={"lease_s": 2.0, "heartbeat_s": 0.5, "fence_s": 1.0})
+    begin_s = time.monotonic()
+    beside(bed, pid=4_000_000).store.dispose()
+    bed.open()
+    assert time.monotonic() - begin_s > 1.5
+
+
+def test_one_that_is_heard_of_again_stays_in_the_way(bed: Bed) -> None:
+    other = beside(bed, pid=4_000_000)
+    refused: list[SetupError] = []
+
+    def open_it() -> None:
+        try:
+            bed.open()
+        except SetupError as error:
+            refused.append(error)
+
+    opening = threading.Thread(target=open_it)
+    opening.start()
+    until(lambda: (other.work.parent / "bed" / "worker.lock").exists(), 30)
+    while opening.is_alive():
+        with bed.store.write() as conn:
+            hosts.set_state(conn, "other", other.host.incarnation, "up")
+        opening.join(0.2)
+    other.store.dispose()
+    assert "is owned by the worker 'other' on this machine" in str(refused[0])
+
+
+def test_workers_that_see_other_devices_under_one_name_are_told_apart_by_a_setting(bed: Bed) -> None:
+    elsewhere = [{"name": "cpu:0", "type": "cpu", "cores": [1000], "uuid": None}]
+    other = beside(bed, devices=elsewhere)
+    other.store.dispose()
+    with pytest.raises(SetupError, match=r"cpu:0 is another device here .* TORCHSTONE_MACHINE"):
+        bed.open()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import time
@@ -69,6 +70,8 @@ class Blobs:
             with _readable(creates=True):
                 # obstore writes to a temporary name (or a multipart upload) and renames: never half a blob.
                 obstore.put(self._store, _key(sha256), path)
+            if self._folder is not None:
+                _make_safe(self._folder / _key(sha256), self._folder)
         return sha256, size
 
     def size(self, sha256: str) -> int | None:
@@ -140,6 +143,22 @@ class Blobs:
                     path.unlink()
                     swept += 1
         return swept
+
+
+def _make_safe(file: Path, top: Path) -> None:
+    """Have a new file, and its name in every folder up to `top`, survive a power failure: a row is to name it next."""
+    _sync(file)
+    for folder in itertools.takewhile(lambda each: each != top.parent, file.parents):
+        with contextlib.suppress(OSError):  # not every file system does that for a folder
+            _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def digest(path: Path) -> str:

@@ -66,10 +66,11 @@ def lock_machine(conn: Connection, machine: str) -> None:
 
 
 def beside(conn: Connection, machine: str, name: str, lease_s: float) -> list[dict[str, Any]]:
-    """The other living hosts of a machine: name, devices (JSON)."""
+    """The other living hosts of a machine: name, devices (JSON), seen_us, pid and pid_started."""
     fresh = hosts.c.seen_us > now_us() - int(lease_s * 1e6)
     mine = (hosts.c.machine == machine, hosts.c.name != name, hosts.c.state != "down", fresh)
-    return [dict(row) for row in conn.execute(select(hosts.c.name, hosts.c.devices).where(*mine)).mappings()]
+    columns = (hosts.c.name, hosts.c.devices, hosts.c.seen_us, hosts.c.pid, hosts.c.pid_started)
+    return [dict(row) for row in conn.execute(select(*columns).where(*mine)).mappings()]
 
 
 def set_state(conn: Connection, name: str, incarnation: str, state: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import SQLAlchemyError
 
 from torchstone.errors import SetupError
 from torchstone.store.engine import Store
@@ -41,11 +42,15 @@ def migrate(database_url: str) -> str:
 
 
 def require_current_schema(store: Store) -> None:
-    """Raise SetupError unless the database has exactly the schema that this code was written for."""
-    with store.read() as conn:
-        # As Alembic would read it; to import Alembic for that would double the time that a service takes to start.
-        known = inspect(conn).has_table("alembic_version")
-        found = conn.scalar(text("SELECT version_num FROM alembic_version")) if known else None
+    """Raise SetupError unless the database answers and has exactly the schema that this code was written for."""
+    try:
+        with store.read() as conn:
+            # As Alembic would read it; to import Alembic for that would double the time that a service takes to start.
+            known = inspect(conn).has_table("alembic_version")
+            found = conn.scalar(text("SELECT version_num FROM alembic_version")) if known else None
+    except SQLAlchemyError as error:
+        where = store.engine.url.render_as_string()
+        raise SetupError(f"the database {where} cannot be used: {getattr(error, 'orig', None) or error}") from error
     if found == HEAD:
         return
     from alembic.script import ScriptDirectory
