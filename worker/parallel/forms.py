@@ -120,7 +120,9 @@ class SynchronizedBatchNorm(nn.modules.batchnorm._BatchNorm):
         variance = squares / total
         self._remember(mean.detach(), variance.detach() * total / (total - 1).clamp(min=1))
         y = centred * torch.rsqrt(variance.view(shape) + self.eps)
-        return y * self.weight.view(shape) + self.bias.view(shape) if self.affine else y
+        if self.weight is not None:
+            y = y * self.weight.view(shape)
+        return y if self.bias is None else y + self.bias.view(shape)
 
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
         if not self.track_running_stats:

@@ -34,16 +34,17 @@ class Fsdp(Single):
         for unit in self.units:
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)  # gloo knows no sum with a factor
-        # Of each step: weights gathered for forward and for backward, gradients reduced; each rank sends its part.
+        # What one gathering of all weights, or one reduction of all gradients, has a rank send.
         size, others = sum(p.numel() * p.element_size() for p in self.module.parameters()), self.setting.world_size - 1
-        self._bytes_per_step = 3 * size * others // self.setting.world_size
+        self._bytes_at_once = size * others // self.setting.world_size
 
     @contextmanager
     def last_part(self, is_last: bool) -> Iterator[None]:
         for unit in self.units:
             unit.set_requires_gradient_sync(is_last, recurse=False)
         yield
-        self.bytes_sent += self._bytes_per_step if is_last else 0
+        # Weights are gathered for every forward and every backward, gradients reduced once.
+        self.bytes_sent += (3 if is_last else 2) * self._bytes_at_once
 
     @torch.no_grad()
     def weights(self) -> dict[str, Tensor]:

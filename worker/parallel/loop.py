@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -106,7 +107,7 @@ class Trainer:
             return {
                 "file": str(file),
                 "shares": shares,
-                "spread": spread,
+                "spread": _told(spread),
                 "first_step_s": first_step_s,
                 "compiled_graphs": compiled_graphs,
                 "bytes_per_step": bytes_per_step,
@@ -138,7 +139,7 @@ class Trainer:
                 "steps": len(numbers),
                 "shares": numbers,
                 "marks": strategy.marks(),
-                "diverged": diverged or not all(math.isfinite(s or math.nan) for row in numbers for s, n in row if n),
+                "diverged": diverged or not all(math.isfinite(s) for row in numbers for s, n in row if n),
                 "samples": sum(len(batch) for batch in batches[: len(numbers)]),
                 "learning_rate": setting.learning_rate(max(0, self.steps_done - 1), self.course),
                 "peak_bytes": self._peak_bytes(),
@@ -151,12 +152,17 @@ class Trainer:
             right, samples = self.strategy.evaluate()
             return {"right": right, "samples": samples, "seconds": time.perf_counter() - begun_s}
 
-    def checkpoint(self, number: int) -> str:
-        """Write what training has changed on this rank; the file, of which each `number` gives another."""
+    def checkpoint(self, number: int) -> str | None:
+        """Write what training has changed on this rank; the file, of which each `number` gives another, if it could."""
         with self.life.at_work():
             state = {name: value.cpu().contiguous() for name, value in self.strategy.state().items()}
             file = self.setting.file(f"{self.rank}.{number}.state")
-            save_file(state, file)
+            try:
+                save_file(state, file)
+            except (OSError, SafetensorError) as error:  # a full disk: training goes on
+                file.unlink(missing_ok=True)
+                print(f"a checkpoint could not be written: {error}", flush=True)
+                return None
             return str(file)
 
     def resume(self, files: list[str], steps: int) -> None:
@@ -166,7 +172,7 @@ class Trainer:
             self.steps_done = self.life.steps = steps
 
     def save(self) -> dict[str, Any]:
-        """Write the weights that this rank can tell as safetensors; and how far the replicas have come apart."""
+        """Write the weights that this rank can tell as safetensors; whether they are numbers, and how far apart."""
         with self.life.at_work():
             weights = {name: value.cpu().contiguous() for name, value in self.strategy.weights().items()}
             spread = self.strategy.spread()
@@ -175,7 +181,8 @@ class Trainer:
                 save_file(weights, file)
             else:
                 save_file({}, file)
-            return {"file": str(file), "spread": spread, "names": list(weights)}
+            finite = all(bool(torch.isfinite(value).all()) for value in weights.values())
+            return {"file": str(file), "spread": _told(spread), "names": list(weights), "finite": finite}
 
     def _has_diverged(self, shares: list[list[Share]]) -> bool:
         """Whether any rank's loss is no number: all ranks come to the same answer, or one would wait for the rest."""
@@ -198,6 +205,11 @@ def _resident_bytes(field: str) -> int:
         if line.startswith(field):
             return int(line.split()[1]) * 1024
     return 0
+
+
+def _told(spread: float | None) -> dict[str, Any]:
+    """A strategy's spread for the pipe, which carries what is no number as null."""
+    return {"held_twice": spread is not None, "value": spread}
 
 
 def _numbers(shares: list[Share]) -> list[tuple[float, int]]:

@@ -43,7 +43,8 @@ class Proof:
         for how, decides, detail in self._references(setting):
             against = self._reference(run, steps, how)
             if rounding > 0:
-                detail = f"{detail}; the last bits of the weights alone move a gradient by {rounding:.1e} of itself"
+                cause = "the last bits of the weights" if self.facts["has_batch_norm"] else "units at a kink"
+                detail = f"{detail}; {cause} alone move a gradient by {rounding:.1e} of itself"
             if decides:
                 found = compare(of, against, steps, spec.dtype, adaptive, rounding)
                 at = {**run.at, "steps": steps, "batch": "whole" if how == "whole" else "shares"}
@@ -64,6 +65,9 @@ class Proof:
         rounds: tuple[How, bool, str] = ("rounds", True, "one device, what all compute at once in turn, dropout off")
         if setting.strategy == "single" and self.spec.gradient_accumulation == 1:
             return [("shards", True, "the plain model, uncompiled, with the plain optimiser")]
+        if setting.strategy == "replicate" and has_batch_norm and setting.world_size > 1:
+            told = "one device, what DataParallel gives each GPU in turn, dropout off; BatchNorm keeps the first one's"
+            return [("chunks", True, told), ("whole", False, "")]
         if not setting.splits_batch:
             parts: tuple[How, bool, str] = (
                 "parts",
@@ -85,14 +89,16 @@ class Proof:
     def steadiness(self, run: Run) -> tuple[int, float]:
         """The steps that are compared, no more than rounding lets a comparison judge; and what rounding does in them.
 
-        Only BatchNorm amplifies it so that this matters in the first steps.
+        BatchNorm amplifies it, and a kink makes a jump of it (`worker.parallel.kinks`).
         """
         devices, batch_size = run.setting.world_size, run.setting.batch_size
         if (devices, batch_size) not in self.steady:
             steps, rounding = min(self.spec.check_steps, run.course.total_steps), 0.0
+            arguments = {"steps": steps, "devices": devices, "batch_size": batch_size}
             if self.facts["has_batch_norm"]:
-                arguments = {"steps": steps, "devices": devices, "batch_size": batch_size}
                 ((steps, rounding),) = self.reference.ask("steadiness", arguments)
+            elif self.facts["has_kinks"] and self.spec.dtype == "float32":
+                (rounding,) = self.reference.ask("kinks", arguments)
             self.steady[devices, batch_size] = (steps, rounding)
         return self.steady[devices, batch_size]
 
@@ -130,14 +136,17 @@ def _parts(setting: Setting) -> int:
     return spec.microbatches if setting.strategy == "pipeline" else spec.gradient_accumulation
 
 
-def replicas_row(run: Run, spread: float | None, steps: int) -> Check:
-    """Whether every replica holds the same weights after so many steps; `spread` as a strategy tells it."""
-    if spread is None:
+def replicas_row(run: Run, told: dict[str, Any], steps: int) -> Check:
+    """Whether every replica holds the same weights after so many steps; `told`: of its spread, by a rank."""
+    spread: float | None = told["value"]
+    if not told["held_twice"]:
         detail = "no weight is held twice" if run.setting.world_size > 1 else "there is one device"
         spread = 0.0
+    elif spread is None:
+        detail = "a weight is no number, or infinite, on one replica only"
     else:
         detail = "the largest difference between two replicas' weights"
-    passed = spread <= 1e-6
+    passed = spread is not None and spread <= 1e-6
     at = {**run.at, "steps": steps}
     return Check(
         name="replicas_equal",

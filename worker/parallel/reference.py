@@ -8,13 +8,14 @@
 - `whole`: the batch unsplit, dropout off. What every strategy must give where a sample's output depends on that sample
   alone, and with BatchNorm synchronised over ranks. For BatchNorm per device the distance from it is published.
 - `rounds`: with BatchNorm synchronised and gradients accumulated, the parts that all ranks compute at once, in turn.
+- `chunks`: the batch as DataParallel scatters it, with the BatchNorm statistics of the first share: for `replicate`.
 - `parts`: so many parts of the unsplit batch in turn, with one set of BatchNorm statistics: pipeline's microbatches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from worker.measure import roofline
 from worker.parallel import forms
 from worker.parallel.equality import PER_STEP, Found, gradients_apart
 from worker.parallel.feed import Feed
+from worker.parallel.kinks import OtherSide, has_kinks
 from worker.parallel.optimizers import make_optimizer, set_learning_rate
 from worker.parallel.setting import Course, Setting, stream_seed
 from worker.parallel.shards import (
@@ -34,13 +36,16 @@ from worker.parallel.shards import (
     default_generator,
     has_batch_norm,
     has_dropout,
+    scores_by_batch,
     split_batch,
     without_dropout,
 )
 from worker.parallel.tensor import pairs
 
-How = Literal["shards", "whole", "parts", "rounds"]
+How = Literal["shards", "whole", "parts", "rounds", "chunks"]
 _LAST_BITS = 1e-7
+_NEAR_A_KINK = 3e-6
+"""Of a layer's inputs: some times what they differ by when they are summed in another order."""
 _ROOM = 0.3
 """Of the tolerance: what the reference's own rounding may take of it."""
 
@@ -61,6 +66,8 @@ class Reference:
             "work": {str(size): asdict(self._work(module, size)) for size in batch_sizes},
             "has_batch_norm": has_batch_norm(module),
             "has_dropout": has_dropout(module),
+            "scores_by_batch": scores_by_batch(module),
+            "has_kinks": has_kinks(module),
             "layers": len(module) if isinstance(module, nn.Sequential) else 1,
             "pairs": {str(k): len(list(pairs(module, k))) for k in {1, devices}},
             "parameters": sum(p.numel() for p in module.parameters()),
@@ -103,6 +110,19 @@ class Reference:
         alike = [gradients_apart(found[1], found[0], step, tolerance * (step + 1)) for step in range(steps)]
         steady = next((max(1, step) for step, row in enumerate(alike) if row["worst"] > row["rtol"]), steps)
         return steady, min(1.0, max(row["worst"] for row in alike[:steady]))
+
+    def kinks(self, steps: int, devices: int, batch_size: int) -> float:
+        """How far a gradient of the first steps moves with the units that rounding could put beyond a kink."""
+        found = []
+        for share in (0.0, _NEAR_A_KINK):
+            file = self.setting.folder / f"kinks-{share}.npz"
+            with OtherSide(share) if share else nullcontext():
+                losses = self.run(str(file), steps, "shards", False, devices, batch_size)
+            found.append(Found.read([loss for loss, _ in losses], [file]))
+            file.unlink()
+        tolerance = PER_STEP["float32"]["gradient"] * _ROOM
+        rows = [gradients_apart(found[1], found[0], step, tolerance * (step + 1)) for step in range(steps)]
+        return min(1.0, max(float(row["worst"]) for row in rows))
 
     def run(
         self,
@@ -165,11 +185,14 @@ class Reference:
             return [(0, batch)]
         if how == "parts":
             return [(0, part) for part in accumulated(batch, self.parts, len(batch))]
+        if how == "chunks":
+            cut = [part.chunk(setting.world_size) for part in accumulated(batch, self.parts, len(batch))]
+            return [(rank, chunk) for chunks in cut for rank, chunk in enumerate(chunks)]
         shards = split_batch(batch, setting.world_size)
         largest = len(shards[0])
         if how == "rounds":
-            cut = [accumulated(shard, spec.gradient_accumulation, largest) for shard in shards]
-            return [(0, torch.cat(parts)) for parts in zip(*cut, strict=True)]
+            rounds = [accumulated(shard, spec.gradient_accumulation, largest) for shard in shards]
+            return [(0, torch.cat(parts)) for parts in zip(*rounds, strict=True)]
         return [
             (rank, part)
             for rank, shard in enumerate(shards)

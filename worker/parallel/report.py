@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchstone.ceilings import Ceilings
 from torchstone.results import Check, Comparison, Curve, Figure, Result, Timing
-from worker.measure import statistics
+from worker.measure import roofline, statistics
 from worker.parallel import clock
 from worker.parallel.setting import Course, Setting
 
@@ -133,8 +134,13 @@ class Run:
             seconds = (epoch.marks[:, :, clock.END].max(1) - epoch.marks[:, :, clock.BEGIN].min(1)).tolist()
             every += seconds
             sizes = [sum(samples for _, samples in row) for row in epoch.losses]
-            full += [s for s, size in zip(seconds, sizes, strict=True) if size == self.setting.batch_size]
+            full += [s for s, size in zip(seconds, sizes, strict=True) if size == self.full_batch]
         return np.array(full or every)
+
+    @property
+    def full_batch(self) -> int:
+        """Samples of a step that is not the last of its epoch."""
+        return min(self.setting.batch_size, self.course.samples)
 
     @property
     def trained_s(self) -> list[float]:
@@ -258,7 +264,7 @@ def _figures(result: Result, run: Run) -> None:
     if len(whole):
         tell("samples_per_s", _samples_per_epoch(run) / float(np.median(whole)), "samples/s", method="whole epochs")
     elif len(steps):
-        tell("samples_per_s", run.setting.batch_size / float(np.median(steps)), "samples/s", method="steps")
+        tell("samples_per_s", run.full_batch / float(np.median(steps)), "samples/s", method="steps")
         tell("epoch_extrapolated_s", float(np.median(steps)) * per_epoch, "s", method=f"{per_epoch} x the median step")
     if spec.target_accuracy is not None:
         reason = None if run.reached_s is not None else f"{spec.target_accuracy:g} was not reached"
@@ -288,7 +294,11 @@ def _split(result: Result, run: Run) -> None:
 
 def _against_single(result: Result, run: Run, single: Run) -> None:
     reason = None if run.is_equal else "it was not proven to compute the same as one device"
+    if not single.is_equal:
+        reason = reason or "what it is compared with, `single`, was not proven right"
     weak = run.at.get("scaling") == "weak"
+    if weak and run.full_batch < run.setting.batch_size:
+        reason = reason or f"the data do not hold a batch of {run.setting.batch_size}: its step is a smaller one"
     delta = max(_SMALLEST_DELTA, result.noise_floor or 0.0)
     for name, ours, theirs in (("epoch", run.epoch_s, single.epoch_s), ("step", run.step_s, single.step_s)):
         rounds = min(len(ours), len(theirs))
@@ -333,4 +343,20 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
                 "method": f"T1/{'T' if weak else 'nT'}n of the median {by}",
             }
         )
+    )
+
+
+def roofline_of(run: Run, facts: dict[str, Any], ceilings: Ceilings) -> Figure:
+    """How far a strategy's step is from what its devices can do; `facts`: the reference's, of the model."""
+    spec, devices, steps = run.setting.spec, run.setting.devices, run.step_s
+    return roofline.point(
+        run.name,
+        run.at,
+        roofline.Work.told(facts["work"][str(run.full_batch)]),
+        float(np.median(steps)) if len(steps) else None,
+        ceilings,
+        dtype=spec.dtype,
+        device_type=devices[0].type,
+        cores=sum(spec.threads or len(device.cores) for device in devices),
+        devices=len(devices),
     )

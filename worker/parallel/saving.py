@@ -74,22 +74,37 @@ class Saver:
         if self.bench.store is None or begun_s - self._ended_s < _PAUSES * self._took_s:
             return
         self._number += 1
-        parts, at = {}, {}
-        for run in self.runs:
-            key, now = run.setting.key, (run.steps, run.is_over)
-            if self._saved_steps.get(key, (0, False)) != now:
-                parts[key], at[key] = self._write(run, gangs.get(key)), now
-        if self._saved_skipped != len(skipped):
-            parts[_JOB] = self._file(_JOB)
-            with zipfile.ZipFile(parts[_JOB], "w") as archive:
-                archive.writestr("job.json", self._document(skipped=[row.model_dump() for row in skipped]))
+        try:
+            parts, at = self._written(gangs, skipped)
+        except OSError as error:  # a full disk: the job goes on, and is saved later
+            print(f"the job could not be saved: {error}", flush=True)
+            parts, at = {}, {}
         if parts and self.bench.save(parts):
             self._saved_steps |= at
             self._saved_skipped = len(skipped)
         self._ended_s = time.monotonic()
         self._took_s = self._ended_s - begun_s
 
-    def _write(self, run: Run, gang: Gang | None) -> Path:
+    def _written(
+        self, gangs: Mapping[str, Gang], skipped: list[Skipped]
+    ) -> tuple[dict[str, Path], dict[str, tuple[int, bool]]]:
+        """The file of each part that is due, and where each run stands in it."""
+        parts: dict[str, Path] = {}
+        at: dict[str, tuple[int, bool]] = {}
+        for run in self.runs:
+            key, now = run.setting.key, (run.steps, run.is_over)
+            if self._saved_steps.get(key, (0, False)) != now:
+                file = self._write(run, gangs.get(key))
+                if file is not None:
+                    parts[key], at[key] = file, now
+        if self._saved_skipped != len(skipped):
+            parts[_JOB] = self._file(_JOB)
+            with zipfile.ZipFile(parts[_JOB], "w") as archive:
+                archive.writestr("job.json", self._document(skipped=[row.model_dump() for row in skipped]))
+        return parts, at
+
+    def _write(self, run: Run, gang: Gang | None) -> Path | None:
+        """The file; None where a rank could not write its part."""
         under_way = run.under_way if run.under_way and run.under_way.steps else None
         epochs = [*run.epochs, *([under_way] if under_way else [])]
         document = self._document(
@@ -101,6 +116,10 @@ class Saver:
         )
         file = self._file(run.setting.key)
         ranks = [] if run.is_over or gang is None else gang.ask("checkpoint", {"number": self._number})
+        if None in ranks:
+            for path in filter(None, ranks):
+                Path(path).unlink(missing_ok=True)
+            return None
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr("run.json", document)
             arrays = {"marks": [e.marks for e in epochs], "losses": [np.array(e.losses) for e in epochs]}

@@ -52,7 +52,8 @@ class Scratch:
     def __init__(self, setting: Setting, feed: Feed) -> None:
         self.setting, self.feed = setting, feed
         self.threads = [
-            ThreadPoolExecutor(1, initializer=_live_on, initargs=(device.cores,)) for device in setting.devices
+            ThreadPoolExecutor(1, initializer=_live_on, initargs=(device.cores, setting.spec.threads))
+            for device in setting.devices
         ]
         groups = ThreadGroup.of(setting.world_size)
         # One after the other: their initial weights come from the one default generator.
@@ -150,7 +151,7 @@ class Scratch:
         return share
 
 
-def _live_on(cores: tuple[int, ...]) -> None:
-    """This thread, and those that it starts for its operations, stay on a device's cores."""
+def _live_on(cores: tuple[int, ...], threads: int | None) -> None:
+    """This thread, and those that it starts for its operations (one a core unless told), stay on a device's cores."""
     os.sched_setaffinity(0, cores)
-    torch.set_num_threads(len(cores))
+    torch.set_num_threads(threads or len(cores))

@@ -75,8 +75,22 @@ def has_dropout(module: nn.Module) -> bool:
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Whether this model has layers whose output for one sample depends on the others of its batch."""
-    return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
+    """Whether this model has layers whose output for one sample depends on the others of its batch, in training or,
+    by the statistics that are kept (InstanceNorm's may be), after it."""
+    return any(_is_batch_norm(part) for part in module.modules())
+
+
+def _is_batch_norm(part: nn.Module) -> bool:
+    if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        return True
+    return isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats
+
+
+def scores_by_batch(module: nn.Module) -> bool:
+    """Whether a trained model's output for one sample depends on the others: BatchNorm that keeps no statistics."""
+    return any(
+        isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None for part in module.modules()
+    )
 
 
 @contextmanager
@@ -96,7 +110,7 @@ def without_dropout(modules: list[nn.Module], off: bool = True) -> Iterator[None
 @contextmanager
 def statistics_at_rest(module: nn.Module, at_rest: bool) -> Iterator[None]:
     """BatchNorm neither uses nor updates a batch's statistics until this ends: an empty share has none."""
-    layers = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training]
+    layers = [part for part in module.modules() if _is_batch_norm(part) and part.training]
     for layer in layers if at_rest else []:
         layer.eval()
     try:

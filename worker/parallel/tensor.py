@@ -26,7 +26,7 @@ from worker.parallel.single import Share, Single
 
 _UNIT_BY_UNIT = (
     nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Identity,
-    nn.modules.dropout._DropoutNd, nn.AvgPool2d, nn.MaxPool2d,
+    nn.Dropout, nn.AvgPool2d, nn.MaxPool2d,
 )  # fmt: skip
 
 

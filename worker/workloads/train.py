@@ -15,7 +15,6 @@ This process never runs a tensor operation: it forks the ranks, asks them, and d
 from __future__ import annotations
 
 import random
-import statistics
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -27,23 +26,22 @@ from torchstone.results import Code, Figure, Result, Skipped
 from torchstone.training import TrainSpec
 from worker.bench import Bench
 from worker.contestants.passport import CleanLoader
-from worker.measure import roofline
 from worker.measure.environment import Load, frequency_mhz, host_facts
-from worker.measure.quality import grade, load_codes
-from worker.measure.roofline import Work
+from worker.measure.quality import grade, load_codes, thread_codes
 from worker.measure.statistics import LOOSEST_SAME
 from worker.parallel.export import Exporter, merge, right_answers, scoring_program
 from worker.parallel.loop import ONE_PROCESS, Trainer
 from worker.parallel.proof import Proof, replicas_row
 from worker.parallel.ranks import Gang, GangFailed, job_error
 from worker.parallel.reference import Reference
-from worker.parallel.report import Epoch, Run, epoch_loss, report
+from worker.parallel.report import Epoch, Run, epoch_loss, report, roofline_of
 from worker.parallel.reproduce import reads_files, reproduction
 from worker.parallel.saving import Restored, Saver
 from worker.parallel.setting import Setting
 from worker.parallel.table import unavailable
 
 BINARY = "application/octet-stream"
+_ONE_SAMPLE = " (BatchNorm has no statistics of a share of one sample: choose another batch_size, or drop_last)"
 
 
 def run(spec: TrainSpec, bench: Bench) -> Result:
@@ -58,6 +56,7 @@ class Experiment:
         self.spec, self.bench = spec, bench
         self.result = Result()
         self.host: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}
         self.codes: list[Code] = []
         self.runs = self._runs()
         self.saver = Saver(bench, self.runs)
@@ -135,7 +134,7 @@ class Experiment:
         first = self.runs[0].setting
         self.reference = self._gang("reference", first, lambda rank, life: Reference(first), one=True)
         try:
-            sizes = sorted({run.setting.batch_size for run in self.runs})
+            sizes = sorted({run.full_batch for run in self.runs})
             asked = {"devices": len(self.bench.devices), "batch_sizes": sizes}
             (self.facts,) = self.reference.ask("facts", asked)
         except GangFailed as failure:
@@ -150,7 +149,7 @@ class Experiment:
 
     def _reproduce(self) -> None:
         script = self.bench.file("reproduce.py")
-        script.write_text(reproduction(self.spec, [len(device.cores) for device in self.bench.devices]))
+        script.write_text(reproduction(self.spec, [self.spec.threads or len(d.cores) for d in self.bench.devices]))
         self.bench.keep(script, "text/x-python")
         if not reads_files(self.spec):
             data = self.bench.file("data.npz")
@@ -224,7 +223,8 @@ class Experiment:
             for run in random.Random(f"{self.spec.seed}/{number}").sample(under_way, len(under_way)):
                 self._say(f"{run.setting.key}: epoch {number} of {run.course.epochs}", begins=False)
                 try:
-                    self._train_epoch(run, self.gangs[run.setting.key], number)
+                    if not run.is_over:  # it may have failed while another one was saved
+                        self._train_epoch(run, self.gangs[run.setting.key], number)
                 except GangFailed as failure:
                     self._fail(run, failure)
                 self._save()
@@ -232,6 +232,8 @@ class Experiment:
     def _train_epoch(self, run: Run, gang: Gang, number: int) -> None:
         """What is missing of an epoch, the score after it, and after the last epoch the weights."""
         self._train_steps(run, gang, number)
+        if run.is_over:
+            return
         epoch, run.under_way = run.under_way, None
         assert epoch is not None
         run.epochs.append(epoch)
@@ -265,6 +267,8 @@ class Experiment:
                 return
             if epoch.steps < steps:
                 self._save()
+                if run.is_over:
+                    return
 
     def _steps_at_once(self, run: Run, epoch: Epoch) -> int:
         """So many as take about the time after which a job is to be saved."""
@@ -283,6 +287,7 @@ class Experiment:
     def _keep_weights(self, run: Run, gang: Gang) -> None:
         told = gang.ask("save")
         run.checks.append(replicas_row(run, told[0]["spread"], run.steps))
+        run.diverged = run.diverged or not all(answer["finite"] for answer in told)
         run.weights = self.bench.file(f"{run.name}.safetensors")
         merge([Path(answer["file"]) for answer in told], run.weights)
 
@@ -331,7 +336,10 @@ class Experiment:
         if abs(right - last.right) > max(1, border):
             told = f"{last.right} and {right} of {len(self.labels)} right answers"
             reason = f"{name} does not do what was trained: {told} in training and after export"
-            if run.is_equal:
+            if self.facts["scores_by_batch"]:  # of BatchNorm without statistics of its own, in other batches
+                self.codes.append(Code(code="scored_in_other_batches", severity="info", evidence={"of": name}))
+                return
+            if run.is_equal and not run.diverged:
                 raise WorkloadError(reason)
             # Its replicas came apart: that is told by its checks, and is no reason to end the others.
             self.result.skipped.append(Skipped(of=name, reason=reason, status="failed"))
@@ -341,6 +349,8 @@ class Experiment:
             if self.spec.compile and not run.is_compiled:
                 of = {"of": run.name, **({"at": run.at} if run.at else {})}
                 self.codes.append(Code(code="not_compiled", severity="info", evidence=of))
+        fewest = min((device.cores for device in self.bench.devices), key=len)
+        self.codes += thread_codes(self.spec.threads or 1, fewest) if self.bench.devices[0].type == "cpu" else []
         if len(self.bench.devices) == 1 and (others := [run.name for run in self.runs if run.name != "single"]):
             self.codes.append(Code(code="one_device", severity="info", evidence={"of": others}))
         report(self.result, self.runs, self.bench.file("samples.npz"))
@@ -348,28 +358,17 @@ class Experiment:
         if floor is not None and floor > LOOSEST_SAME:
             evidence = {"noise_floor": floor, "asked": LOOSEST_SAME}
             self.codes.append(Code(code="noise_floor", severity="warning", evidence=evidence))
-        self.result.figures += [self._roofline(run) for run in self.runs if run.epochs]
+        if self.facts:  # else it ended before anything was known
+            ceilings = self.bench.ceilings
+            self.result.figures += [roofline_of(run, self.facts, ceilings) for run in self.runs if run.epochs]
         self.result.quality = grade(self.codes)
         self.bench.keep(self.bench.file("samples.npz"), BINARY)
-
-    def _roofline(self, run: Run) -> Figure:
-        devices, steps = run.setting.devices, run.step_s
-        return roofline.point(
-            run.name,
-            run.at,
-            Work.told(self.facts["work"][str(run.setting.batch_size)]),
-            statistics.median(steps) if len(steps) else None,
-            self.bench.ceilings,
-            dtype=self.spec.dtype,
-            device_type=devices[0].type,
-            cores=sum(self.spec.threads or len(device.cores) for device in devices),
-            devices=len(devices),
-        )
 
     def _fail(self, run: Run, failure: GangFailed) -> None:
         if failure.kind in ("invalid_model", "data_missing"):
             raise job_error(failure) from None
-        self._drop(run, failure.reason, "skipped" if failure.kind == "unavailable" else "failed")
+        hint = _ONE_SAMPLE if "more than 1 value per channel" in failure.reason else ""
+        self._drop(run, failure.reason + hint, "skipped" if failure.kind == "unavailable" else "failed")
         if not any(not r.is_over or r.epochs for r in self.runs):
             raise job_error(failure) from None
 
