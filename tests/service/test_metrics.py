@@ -69,11 +69,15 @@ def test_the_figures_are_those_of_the_database(service: Service) -> None:
 def test_requests_are_counted_by_route_not_by_path(service: Service) -> None:
     for job_id in (service.submit()["id"], "x", "y"):
         service.http.get(f"/v1/jobs/{job_id}")
+    service.http.head("/v1/jobs/x")
+    service.http.head("/healthz")
     service.http.get("/nope")
     found = samples(service)
     name = "torchstone_http_request_seconds_count"
     assert found[name, "GET", "/v1/jobs/{job_id}", "200"] == 1
     assert found[name, "GET", "/v1/jobs/{job_id}", "404"] == 2
+    assert found[name, "HEAD", "/v1/jobs/{job_id}", "404"] == 1
+    assert found[name, "HEAD", "/healthz", "200"] == 1
     assert found[name, "POST", "/v1/jobs", "202"] == 1
     assert found[name, "GET", "none", "404"] == 1
 

@@ -143,6 +143,12 @@ def do_eat(bench: Bench, argument: str) -> Result:
         eaten.append(bytearray(os.urandom(1) * (16 << 20)))
 
 
+def do_lie_and_raise(bench: Bench, argument: str) -> Result:
+    """Keeps a file that is not there, and fails."""
+    do_lie(bench, argument)
+    raise ZeroDivisionError("the experiment's own mistake")
+
+
 def do_lie(bench: Bench, argument: str) -> Result:
     """Names a file that it never made."""
     bench.keep(bench.file("never.bin"), "application/octet-stream")

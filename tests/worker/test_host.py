@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -18,7 +19,7 @@ from torchstone.jobs import State, is_terminal
 from torchstone.settings import Settings
 from torchstone.specs import parse_spec
 from torchstone.store import Store, artifacts, claims, events, hosts, jobs, leases, logs
-from worker import processes
+from worker import launch, processes
 from worker.host import WorkerHost
 from worker.launch import Launcher
 
@@ -154,6 +155,34 @@ def test_a_job_that_fails_says_why_and_the_next_one_runs(bed: Bed, name: str, co
     assert words in job["error"]["message"]
     assert len(job["attempts"]) == 1, "a workload's own error is not tried again"
     assert bed.ended(next_one)["state"] == "succeeded"
+
+
+def test_what_went_wrong_first_is_told_though_files_cannot_be_stored_either(bed: Bed) -> None:
+    bed.open()
+    job = bed.ended(bed.submit("lie_and_raise"))
+    assert job["error"]["code"] == "workload_error"
+    assert "ZeroDivisionError" in job["error"]["message"] and "never.bin" in job["error"]["message"]
+
+
+def test_memory_that_ran_out_elsewhere_on_the_machine_is_no_reason(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel counts what it ended for want of memory by the machine, not by the job."""
+    counts = itertools.count()
+    monkeypatch.setattr(launch, "_oom_kills", lambda: next(counts))
+    bed.open()
+    assert bed.ended(bed.submit("exit 3"))["error"]["code"] == "process_died"
+    assert bed.ended(bed.submit("kill"))["error"]["code"] == "out_of_memory"
+
+
+def test_memory_is_counted_where_the_kernel_does_not_tell_of_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    pids, read_text = [os.getpid()], Path.read_text
+
+    def older(self: Path, *args: Any, **options: Any) -> str:
+        text = read_text(self, *args, **options)
+        return "".join(line for line in text.splitlines(True) if not line.startswith(("Pss_", "SwapPss")))
+
+    monkeypatch.setattr(Path, "read_text", older)
+    assert "Pss_Anon" not in Path("/proc/self/smaps_rollup").read_text()
+    assert processes.proportional_bytes(pids) == pytest.approx(processes.private_bytes(pids), rel=0.1)
 
 
 def test_what_a_job_prints_is_cut_and_counted(bed: Bed) -> None:
