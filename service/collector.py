@@ -63,7 +63,7 @@ class Collector:
                     log.exception("collecting failed; trying again")
 
     def _round(self) -> None:
-        collected = retention.collect(self._store, self._blobs, self._settings)
+        collected = retention.collect(self._store, self._blobs, self._settings, lambda: self._closing)
         for job_id in collected.job_ids:
             log.info("deleted a job that need not be kept", job_id=job_id)
         if collected.blobs:

@@ -124,7 +124,7 @@ class Settings(BaseSettings):
     @property
     def stopped_within_s(self) -> float:
         """Within so long a stopping worker has ended its jobs or handed them back; then its supervisor kills it."""
-        return self.drain_s + self.kill_grace_s + 12
+        return self.drain_s + self.kill_grace_s + 15
 
     @property
     def datasets(self) -> Path:

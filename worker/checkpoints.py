@@ -3,7 +3,7 @@
     keeper = CheckpointKeeper(store, blobs, holder, folder)
     keeper.fetch()                                   # ({"ddp": path, ...}, None), or ({}, why there is nothing to use)
     keeper.take(event, reply=process.reply)          # in a thread of its own: a bucket may be slow
-    keeper.settle()                                  # before the attempt ends
+    keeper.settle(closing)                           # before the attempt ends
 
 Storing is a thing that may fail: the job goes on, and an attempt after it goes on from an earlier point.
 """
@@ -11,6 +11,7 @@ Storing is a thing that may fail: the job goes on, and an attempt after it goes 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,13 @@ class CheckpointKeeper:
         self._thread = threading.Thread(target=store, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def settle(self, within_s: float | None = None) -> None:
-        """Wait for what is being stored, at most so long."""
-        if self._thread is not None:
-            self._thread.join(_SETTLE_WITHIN_S if within_s is None else within_s)
+    def settle(self, closing: threading.Event, within_s: float | None = None) -> None:
+        """Wait for what is being stored, at most so long, and not while the worker closes."""
+        deadline_s = time.monotonic() + (_SETTLE_WITHIN_S if within_s is None else within_s)
+        while self._thread is not None and self._thread.is_alive():
+            if closing.is_set() or time.monotonic() > deadline_s:
+                return
+            self._thread.join(0.1)
 
     def _store(self, parts: list[tuple[str, Path]]) -> bool:
         """Whether it is certain that they were stored.

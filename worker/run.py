@@ -11,7 +11,7 @@ the record is made when it is back, unless the lease is lost by then.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import shutil
 import signal
 import threading
@@ -26,9 +26,7 @@ import structlog
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from torchstone.errors import ArtifactFailed
 from torchstone.jobs import State
-from torchstone.results import dumps
 from torchstone.settings import Settings
 from torchstone.specs import parse_spec
 from torchstone.store import Store, claims, events, is_transient, leases, logs, reports
@@ -41,6 +39,7 @@ from worker.deposit import Closing, Deposit
 from worker.devices import Device, gpu_holders, usable_cores
 from worker.launch import JobProcess, Launcher, Outcome
 from worker.output import Output
+from worker.record import completed, receipt_of, without_files
 from worker.servers import preload_for
 
 FLUSH_S = 0.5
@@ -81,7 +80,8 @@ class JobRun:
         self.folder: Path = station.work / f"{claim.holder.job_id}-{claim.holder.attempt}"
         self.is_finished = False
         """Set once the record is made, so that the keeper does not take the freed lease for a lost one."""
-        self._is_gone = False  # no process of it is left
+        self._is_gone = True  # there is no process of it
+        self._end: Callable[[Connection], object] | None = None  # its record, once there is nothing else to do
         self.log = structlog.get_logger(__name__).bind(job_id=claim.holder.job_id, attempt=claim.holder.attempt)
         self._process: JobProcess | None = None
         self._stop_reason: str | None = None
@@ -116,12 +116,18 @@ class JobRun:
                 self._process.stop(reason)
 
     def hand_back(self) -> None:
-        """Give the job back in place of this run's own thread, which waits for something that does not come.
+        """Record the job's end, or give it back, for this run's own thread: it waits for something that does not come.
 
-        Only once no process of it is left. Should the thread wake up later, it finds that the job is no longer its own.
+        Only where no process of it is left. Should the thread wake up later, the job is no longer its own.
         """
-        if self._is_gone and not self.is_finished:
-            self._give_up(SHUTTING_DOWN, spent=False)
+        if not self._is_gone or self.is_finished:
+            return
+        if self._end is not None:
+            with contextlib.suppress(SQLAlchemyError), self.station.store.write() as conn:
+                self._end(conn)
+                self.is_finished = True
+                return
+        self._give_up(SHUTTING_DOWN, spent=False)
 
     def _run(self) -> None:
         # On every line that this thread logs, whoever's it is.
@@ -136,15 +142,18 @@ class JobRun:
             self._give_up(DATABASE_AWAY if is_database_away else why, spent=not is_database_away)
         finally:
             self.is_finished = True
-            self._checkpoints.settle(0 if self._stop_reason == "draining" else None)
+            self._checkpoints.settle(self.station.closing, 0 if self._stop_reason == "draining" else None)
             shutil.rmtree(self.folder, ignore_errors=True)
             self._on_end(self)
 
     def _attempt(self) -> None:
         begun_s = time.monotonic()
         self.folder.mkdir(parents=True)
-        process = self.station.launcher.start(self._assignment(), is_wanted=lambda: self._stop_reason is None)
+        assignment = self._assignment()
+        self._is_gone = False
+        process = self.station.launcher.start(assignment, is_wanted=lambda: self._stop_reason is None)
         if process is None:
+            self._is_gone = True
             self._end_unstarted()
             return
         with self._lock:
@@ -161,9 +170,8 @@ class JobRun:
             grace_s=self.station.settings.kill_grace_s,
         )
         self._see_it_gone(outcome)
-        self._is_gone = not outcome.receipt.survivors
         self._output.close()
-        self._checkpoints.settle(_SETTLE_DRAINING_S if outcome.stopped == "draining" else None)
+        self._checkpoints.settle(self.station.closing, _SETTLE_DRAINING_S if outcome.stopped == "draining" else None)
         if outcome.stopped == "fenced":
             self.log.warning("the job was taken away; its processes are gone, nothing is recorded")
             return
@@ -190,10 +198,11 @@ class JobRun:
             receipt.took_ms += more.took_ms
             receipt.memory_back_bytes += more.memory_back_bytes
             receipt.survivors = more.survivors
+        self._is_gone = not receipt.survivors
         uuids = [uuid for name in self.claim.devices if (uuid := self.station.devices[name].uuid) is not None]
         deadline_s = time.monotonic() + GPU_BACK_WITHIN_S
         while uuids and (holders := gpu_holders(uuids, receipt.pids)):
-            if time.monotonic() > deadline_s:
+            if time.monotonic() > deadline_s or self.station.closing.is_set():
                 self.log.error("GPU memory did not come back", pids=holders)
                 return
             time.sleep(0.05)
@@ -251,21 +260,22 @@ class JobRun:
                 return
             self.log.warning("the worker closes: what the job made until it ended is not stored")
         except OSError as failure:
-            state, error = _without_files(state, error, f"a file of the job could not be stored: {failure}")
+            state, error = without_files(state, error, f"a file of the job could not be stored: {failure}")
             self.log.warning("what the job made is not stored", error=str(failure))
         result = message.get("result")
         if result is not None:
-            result = _completed(result, files, self._neighbours)
+            result = completed(result, files, self._neighbours)
 
         def end(conn: Connection) -> State | None:
             self._write_last_words(conn)
-            receipt = _receipt(outcome)
+            receipt = receipt_of(outcome)
             if receipt is not None and leases.still_held(conn, self.claim.holder) is not None:
                 events.add(conn, self.claim.holder.job_id, "killed", receipt)
             return leases.finish(
                 conn, self.claim.holder, state, result=result, error=error, files=files, receipt=receipt
             )
 
+        self._end = end
         final = self._persist(end)
         self.is_finished = True
         if final is None:
@@ -306,7 +316,7 @@ class JobRun:
                 reason,
                 spent=spent,
                 max_attempts=self.station.settings.max_attempts,
-                receipt=None if outcome is None else _receipt(outcome),
+                receipt=None if outcome is None else receipt_of(outcome),
             )
 
         state = self._persist(back)
@@ -360,36 +370,3 @@ class JobRun:
                     return None
                 self.station.closing.wait(pause_s)
                 pause_s = min(2 * pause_s, 2.0)
-
-
-def _without_files(state: State, error: dict[str, Any] | None, why: str) -> tuple[State, dict[str, Any] | None]:
-    """What an attempt ends as whose files cannot be stored: what went wrong before that comes first."""
-    if state is State.succeeded:
-        return State.failed, {"code": ArtifactFailed.code, "message": why}
-    return state, error and {**error, "message": f"{error['message']} (and {why})"}
-
-
-def _receipt(outcome: Outcome) -> dict[str, Any] | None:
-    """What it took to end the job's processes (`torchstone.jobs.Receipt`); None where it ended by itself."""
-    if outcome.stopped is None:
-        return None
-    receipt = dataclasses.asdict(outcome.receipt)
-    del receipt["survivors"]  # there are none
-    return {"reason": outcome.stopped, **receipt}
-
-
-def _completed(result: str, files: list[dict[str, Any]], neighbours: list[dict[str, Any]]) -> str:
-    """The result with what the job itself cannot know.
-
-    That is its `artifacts` as they were stored (what the job said of its files is not believed) and the jobs that ran
-    beside it on this host, which make a measurement suspect.
-    """
-    document = orjson.loads(result)
-    document["artifacts"] = files
-    if neighbours:
-        for host in document["environment"].get("hosts", [])[:1]:
-            host["neighbours"] = neighbours
-        quality = document["quality"]
-        quality["codes"].append({"code": "neighbours", "severity": "warning", "evidence": {"jobs": neighbours}})
-        quality["grade"] = "suspect" if quality["grade"] == "valid" else quality["grade"]
-    return dumps(document)

@@ -436,6 +436,7 @@ class TestReconcile:
         assert reconcile(store) == []
         assert state(store, late) == "expired"
         assert row(store, late)["finished_us"] is not None
+        assert "it was not started within" in row(store, late)["error"]
         assert told(store, late)[-1] == 'state {"state":"expired"}'
 
     def test_one_that_started_in_time_is_tried_again_after_its_worker_was_lost(self, store: Store) -> None:

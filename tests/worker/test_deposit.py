@@ -21,6 +21,7 @@ from torchstone.store import Store, artifacts, hosts, leases, retention
 from torchstone.store.artifacts import Blobs, digest
 from torchstone.store.schema import now_us, removals
 from worker import deposit
+from worker.checkpoints import CheckpointKeeper
 from worker.deposit import Closing, Deposit
 from worker.host import WorkerHost
 
@@ -167,6 +168,26 @@ def test_a_worker_that_stops_while_a_bucket_is_away_hands_the_job_back_in_time(
     job = bed.job(job_id)
     assert (job["state"], job["lost"]) == ("queued", 0), job
     assert [attempt["outcome"] for attempt in job["attempts"]] == ["returned"]
+
+
+def test_a_job_that_has_no_process_yet_is_handed_back_too(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker stops while it waits for what an earlier attempt has saved."""
+    bed.settings = bed.settings.model_copy(update={"kill_grace_s": 0.0, "drain_s": 0.0})
+    host, answers, is_asked = bed.open(), threading.Event(), threading.Event()
+
+    def fetch(_: CheckpointKeeper) -> tuple[dict[str, Path], str | None]:
+        is_asked.set()
+        answers.wait(60)
+        return {}, None
+
+    monkeypatch.setattr(CheckpointKeeper, "fetch", fetch)
+    job_id = bed.submit("answer")
+    assert is_asked.wait(30)
+    host.drain()
+    host.close_but_launcher()
+    answers.set()
+    job = bed.job(job_id)
+    assert (job["state"], job["lost"]) == ("queued", 0), job
 
 
 def test_two_workers_of_a_machine_cannot_own_one_device(bed: Bed) -> None:

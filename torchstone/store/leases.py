@@ -219,9 +219,12 @@ def reconcile(
         update(jobs)
         .where(may_expire, jobs.c.start_by_us <= now_us(), jobs.c.attempt == 0)
         .values(state=State.expired.value, finished_us=now_us())
-        .returning(jobs.c.id)
+        .returning(jobs.c.id, jobs.c.created_us, jobs.c.start_by_us)
     )
     for row in expired.fetchall():
+        within_s = (row.start_by_us - row.created_us) / 1e6
+        told = {"code": "expired", "message": f"it was not started within {within_s:g} s, as start_within_s asks"}
+        conn.execute(update(jobs).where(jobs.c.id == row.id).values(error=orjson.dumps(told).decode()))
         events.add(conn, row.id, "state", {"state": "expired"})
     unheard = select(jobs.c.device_type, jobs.c.device_count).where(
         is_queued, jobs.c.rung_us <= now_us() - int(ring_again_s * 1e6)

@@ -142,14 +142,19 @@ class Collected:
     blobs: int
 
 
-def collect(store: Store, blobs: Blobs, settings: Settings) -> Collected:
-    """Delete the jobs that are too old or too large together, then every byte without a name; in small transactions."""
-    removed = []
+def collect(store: Store, blobs: Blobs, settings: Settings, is_over: Callable[[], bool] = lambda: False) -> Collected:
+    """Delete the jobs that are too old or too large together, then every byte without a name; in small transactions.
+
+    Between two of them it ends where `is_over`.
+    """
+    removed: list[str] = []
     with store.read() as conn:
         doomed = dict.fromkeys(_overdue(conn, settings.keep_days), f"kept for {settings.keep_days} days")
         for job_id in _too_large(conn, settings.keep_artifact_bytes):
             doomed.setdefault(job_id, f"artifacts are kept up to {settings.keep_artifact_bytes} bytes")
     for job_id, reason in doomed.items():
+        if is_over():
+            return Collected(removed, 0)
         with store.write() as conn:
             if delete_job(conn, job_id, reason):
                 removed.append(job_id)
@@ -171,7 +176,9 @@ def collect(store: Store, blobs: Blobs, settings: Settings) -> Collected:
         except Exception as error:  # one that cannot be removed is in the way of no other
             refused.append(error)
             in_vain_s += time.monotonic() - begun_s
-        if in_vain_s > _IN_VAIN_S:  # a bucket that does not answer would be waited for as often as there are blobs
+        if (
+            is_over() or in_vain_s > _IN_VAIN_S
+        ):  # a bucket that does not answer would be waited for as often as there are blobs
             break
     if refused:
         log.warning("some bytes could not be removed; trying again later", blobs=len(refused), error=str(refused[0]))

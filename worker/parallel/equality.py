@@ -30,11 +30,15 @@ _NEGLIGIBLE = 0.5
 """Of the tolerance: a difference this small beside the largest number of all is rounding: of a bias before BatchNorm,
 whose gradient is nothing else, or of one that sums over all pixels, most of which cancel."""
 _TIMES_ROUNDING = 5
+_TIMES_TURNED = 2
+"""Some of the units that were turned over may do more than all of them together, but not much."""
 _WIDEST = 0.1
 """Beyond it nothing would be proven: a gradient that one of two devices forgot is 0.5 and more apart."""
 _NO_DIRECTION = 1e-5
 """Of the whole gradient's norm: below it a tensor's gradient is rounding, which Adam blows up to full steps."""
 Arrays = dict[str, NDArray[Any]]
+Moved = dict[str, dict[str, float]]
+"""How far each tensor has moved, by what it is ("gradient/0/", "weights/")."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,21 @@ class Found:
 
 
 def compare(
-    of: Found, against: Found, steps: int, dtype: str, adaptive: bool, rounding: float = 0.0
+    of: Found,
+    against: Found,
+    steps: int,
+    dtype: str,
+    adaptive: bool,
+    rounding: float = 0.0,
+    turned: Moved | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Loss, gradient and weights after `steps` steps: the fields of a Check row for each.
 
     `adaptive`: the optimiser divides by the gradient's own size (Adam), so that weights without a gradient to speak of
-    move by rounding alone; they are left out. `rounding`: how far it alone moves a gradient of this model.
+    move by rounding alone; they are left out. `rounding`: how far it alone moves a gradient of this model. `turned`:
+    how far units at a kink move each tensor (`moved`): so much further each may be apart.
     """
+    turned = turned or {}
     tolerances = {what: steps * one for what, one in PER_STEP[dtype].items()}
     unwidened = dict(tolerances)
     for what in ("gradient", "weights"):
@@ -74,7 +86,8 @@ def compare(
     loss = _closeness({"": np.array(of.losses)}, {"": np.array(against.losses)}, None, tolerances["loss"])
     worst: dict[str, Any] | None = None
     for step in range(steps):
-        found = gradients_apart(of, against, step, tolerances["gradient"], unwidened["gradient"])
+        slack = turned.get(f"gradient/{step}/", {})
+        found = gradients_apart(of, against, step, tolerances["gradient"], unwidened["gradient"], slack)
         if worst is None or _quality(found) < _quality(worst):
             worst = found
     assert worst is not None
@@ -86,6 +99,7 @@ def compare(
         tolerances["weights"],
         unwidened["weights"],
         idle,
+        turned.get("weights/", {}),
     )
     if idle:
         weights["detail"] = (
@@ -95,10 +109,32 @@ def compare(
 
 
 def gradients_apart(
-    of: Found, against: Found, step: int, tolerance: float, unwidened: float | None = None
+    of: Found,
+    against: Found,
+    step: int,
+    tolerance: float,
+    unwidened: float | None = None,
+    slack: dict[str, float] | None = None,
 ) -> dict[str, Any]:
     """Whether the gradients of one step are equal within `tolerance`."""
-    return _closeness(of.part(f"gradient/{step}/"), against.part(f"gradient/{step}/"), None, tolerance, unwidened)
+    ours, theirs = (found.part(f"gradient/{step}/") for found in (of, against))
+    return _closeness(ours, theirs, None, tolerance, unwidened, slack=slack)
+
+
+def moved(of: Found, against: Found, steps: int) -> Moved:
+    """How far each tensor of one is from the other's: gradients over their norms, weights over their movement."""
+
+    def apart(prefix: str, start: Arrays) -> dict[str, float]:
+        found = {}
+        for name, b in against.part(prefix).items():
+            if b.dtype.kind == "f":
+                error = _norm(of.arrays[prefix + name].astype(np.float64) - b)
+                if error > 0:
+                    found[name] = error / (_norm(b.astype(np.float64) - start.get(name, 0.0)) or 1e-300)
+        return found
+
+    told = {f"gradient/{step}/": apart(f"gradient/{step}/", {}) for step in range(steps)}
+    return told | {"weights/": apart("weights/", against.part("initial/"))}
 
 
 def _quality(row: dict[str, Any]) -> tuple[bool, float]:
@@ -129,11 +165,13 @@ def _closeness(
     tolerance: float,
     unwidened: float | None = None,
     without: frozenset[str] = frozenset(),
+    slack: dict[str, float] | None = None,
 ) -> dict[str, Any]:
     """Whether two sets of arrays are equal within `tolerance`, each by itself; the numbers told are of all together.
 
     NaNs in the same place are equal, and counted. `initial`: judge by how far each has moved from there. `unwidened`:
-    the tolerance that decides what is negligible beside the largest number, where it is another one.
+    the tolerance that decides what is negligible beside the largest number, where it is another one. `slack`: how much
+    further than `tolerance` a tensor may be apart because of units at a kink.
     """
     if ours.keys() != theirs.keys():
         only = sorted(ours.keys() ^ theirs.keys())[:5]
@@ -163,7 +201,9 @@ def _closeness(
         for name, error, move in zip(names, errors, moves, strict=True)
         if float(error.max(initial=0.0)) > atol
     }
-    apart = [name for name, ratio in ratios.items() if ratio > tolerance]
+    excuses = {name: min(_TIMES_TURNED * each, _WIDEST) for name, each in (slack or {}).items()}
+    apart = [name for name, ratio in ratios.items() if ratio > tolerance + excuses.get(name, 0.0)]
+    excused = [name for name, ratio in ratios.items() if ratio > tolerance and name not in apart]
     error, move, value = (np.concatenate(rows) if rows else np.zeros(0) for rows in (errors, moves, values))
     norm = _norm(move)
     return _row(
@@ -175,9 +215,18 @@ def _closeness(
         norm_rel_error=_norm(error) / norm if norm > 0 else None,
         bitwise=all(ours[name].tobytes() == theirs[name].tobytes() for name in names),
         nan_count=nan_count,
-        detail=f"apart: {', '.join(apart[:5])}" if apart else None,
+        detail=_in_words(apart, excused, excuses),
         worst=max(ratios.values(), default=0.0),
     )
+
+
+def _in_words(apart: list[str], excused: list[str], excuses: dict[str, float]) -> str | None:
+    if apart:
+        return f"apart: {', '.join(apart[:5])}"
+    if excused:
+        told = ", ".join(f"{name} (by up to {excuses[name]:.1e})" for name in excused[:5])
+        return f"further apart, as units at the kink of their activation explain: {told}"
+    return None
 
 
 def _norm(values: NDArray[np.float64]) -> float:

@@ -61,6 +61,8 @@ class OtherSide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func in (_aten.relu.default, _aten.relu_.default):  # its backward looks at its result: zero, or more
             return func(self._mirrored(args[0], 0.0, in_place=func is _aten.relu_.default))
+        if func is _aten.threshold_backward.default and bool((args[1] < 0).any()):  # of a Threshold's own input
+            return func(args[0], self._mirrored(args[1], float(args[2])), *args[2:])
         if func in _BACKWARD:
             place, kinks = _BACKWARD[func]
             mirrored = args[place]
@@ -71,6 +73,8 @@ class OtherSide(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _mirrored(self, x: Tensor, kink: float, in_place: bool = False) -> Tensor:
         """`x` with what is close to `kink` as far on the other side of it."""
+        if not x.is_floating_point():
+            return x
         distance = x - kink
         near = distance.abs() < self.share * x.square().mean().sqrt()
         mirrored = torch.where(near, kink - distance, x)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torchstone.results import Check, Figure
 from torchstone.training import TrainSpec
-from worker.parallel.equality import Found, check_rows, compare, distance
+from worker.parallel.equality import Found, Moved, check_rows, compare, distance
 from worker.parallel.ranks import Gang
 from worker.parallel.reference import How
 from worker.parallel.report import Run, numbers
@@ -26,12 +26,14 @@ class Proof:
     def __init__(self, spec: TrainSpec, folder: Path, reference: Gang, facts: dict[str, Any]) -> None:
         self.spec, self.folder, self.reference, self.facts = spec, folder, reference, facts
         self.steady: dict[tuple[int, int], tuple[int, float]] = {}
+        self.kinks: dict[tuple[int, int, bool], Moved] = {}
         self.losses: dict[str, list[float]] = {}
 
     def check(self, run: Run, gang: Gang) -> None:
         """Prove the strategy's first steps equal to the reference's."""
         spec, setting = self.spec, run.setting
         steps, rounding = self.steadiness(run)
+        turned = self.turned(run, steps)
         told = gang.ask("check", {"steps": steps})
         run.first_step_s = max(answer["first_step_s"] for answer in told)
         run.is_compiled = all(answer["compiled_graphs"] for answer in told)
@@ -43,10 +45,9 @@ class Proof:
         for how, decides, detail in self._references(setting):
             against = self._reference(run, steps, how)
             if rounding > 0:
-                cause = "the last bits of the weights" if self.facts["has_batch_norm"] else "units at a kink"
-                detail = f"{detail}; {cause} alone move a gradient by {rounding:.1e} of itself"
+                detail = f"{detail}; the last bits of the weights alone move a gradient by {rounding:.1e} of itself"
             if decides:
-                found = compare(of, against, steps, spec.dtype, adaptive, rounding)
+                found = compare(of, against, steps, spec.dtype, adaptive, rounding, turned)
                 at = {**run.at, "steps": steps, "batch": "whole" if how == "whole" else "shares"}
                 run.checks += check_rows("equal_to_single", run.name, "single", at, found, detail)
             else:
@@ -89,18 +90,28 @@ class Proof:
     def steadiness(self, run: Run) -> tuple[int, float]:
         """The steps that are compared, no more than rounding lets a comparison judge; and what rounding does in them.
 
-        BatchNorm amplifies it, and a kink makes a jump of it (`worker.parallel.kinks`).
+        Only BatchNorm amplifies it so that this matters in the first steps.
         """
         devices, batch_size = run.setting.world_size, run.setting.batch_size
         if (devices, batch_size) not in self.steady:
             steps, rounding = min(self.spec.check_steps, run.course.total_steps), 0.0
-            arguments = {"steps": steps, "devices": devices, "batch_size": batch_size}
             if self.facts["has_batch_norm"]:
+                arguments = {"steps": steps, "devices": devices, "batch_size": batch_size}
                 ((steps, rounding),) = self.reference.ask("steadiness", arguments)
-            elif self.facts["has_kinks"] and self.spec.dtype == "float32":
-                (rounding,) = self.reference.ask("kinks", arguments)
             self.steady[devices, batch_size] = (steps, rounding)
         return self.steady[devices, batch_size]
+
+    def turned(self, run: Run, steps: int) -> Moved:
+        """How far units at a kink move each tensor, where rounding decides on which side of it they are."""
+        if self.facts["has_batch_norm"] or not self.facts["has_kinks"] or self.spec.dtype != "float32":
+            return {}
+        devices, batch_size = run.setting.world_size, run.setting.batch_size
+        dropout = self.facts["has_dropout"] and not run.setting.checks_without_dropout
+        key = (devices, batch_size, dropout)
+        if key not in self.kinks:
+            arguments = {"steps": steps, "devices": devices, "batch_size": batch_size, "dropout": dropout}
+            (self.kinks[key],) = self.reference.ask("kinks", arguments)
+        return self.kinks[key]
 
     def _reference(self, run: Run, steps: int, how: How) -> Found:
         """The reference's first steps for the same devices and batch."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from worker.measure import roofline
 from worker.parallel import forms
-from worker.parallel.equality import PER_STEP, Found, gradients_apart
+from worker.parallel.equality import PER_STEP, Found, Moved, gradients_apart, moved
 from worker.parallel.feed import Feed
 from worker.parallel.kinks import OtherSide, has_kinks
 from worker.parallel.optimizers import make_optimizer, set_learning_rate
@@ -111,18 +111,16 @@ class Reference:
         steady = next((max(1, step) for step, row in enumerate(alike) if row["worst"] > row["rtol"]), steps)
         return steady, min(1.0, max(row["worst"] for row in alike[:steady]))
 
-    def kinks(self, steps: int, devices: int, batch_size: int) -> float:
-        """How far a gradient of the first steps moves with the units that rounding could put beyond a kink."""
+    def kinks(self, steps: int, devices: int, batch_size: int, dropout: bool) -> Moved:
+        """How far each tensor of the first steps moves with the units that rounding could put beyond a kink."""
         found = []
         for share in (0.0, _NEAR_A_KINK):
             file = self.setting.folder / f"kinks-{share}.npz"
             with OtherSide(share) if share else nullcontext():
-                losses = self.run(str(file), steps, "shards", False, devices, batch_size)
+                losses = self.run(str(file), steps, "shards", dropout, devices, batch_size)
             found.append(Found.read([loss for loss, _ in losses], [file]))
             file.unlink()
-        tolerance = PER_STEP["float32"]["gradient"] * _ROOM
-        rows = [gradients_apart(found[1], found[0], step, tolerance * (step + 1)) for step in range(steps)]
-        return min(1.0, max(float(row["worst"]) for row in rows))
+        return moved(found[1], found[0], steps)
 
     def run(
         self,

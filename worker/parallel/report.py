@@ -328,6 +328,7 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
     ratio = statistics.compare(ours[:rounds], theirs[:rounds], seed=run.setting.spec.seed)
     ends = statistics.finite(ratio.interval)
     share = 1 if weak else devices
+    reason = reason or (statistics.TOO_FEW if rounds < statistics.FEWEST_ROUNDS else None)
     reason = reason or ("it ran on one device: there is nothing to scale" if devices == 1 else None)
     result.figures.append(
         Figure.model_validate(

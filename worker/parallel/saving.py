@@ -17,7 +17,7 @@ from __future__ import annotations
 import io
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,14 +74,11 @@ class Saver:
         if self.bench.store is None or begun_s - self._ended_s < _PAUSES * self._took_s:
             return
         self._number += 1
-        try:
-            parts, at = self._written(gangs, skipped)
-        except OSError as error:  # a full disk: the job goes on, and is saved later
-            print(f"the job could not be saved: {error}", flush=True)
-            parts, at = {}, {}
+        parts, at = self._written(gangs, skipped)
         if parts and self.bench.save(parts):
             self._saved_steps |= at
-            self._saved_skipped = len(skipped)
+            if _JOB in parts:
+                self._saved_skipped = len(skipped)
         self._ended_s = time.monotonic()
         self._took_s = self._ended_s - begun_s
 
@@ -94,14 +91,31 @@ class Saver:
         for run in self.runs:
             key, now = run.setting.key, (run.steps, run.is_over)
             if self._saved_steps.get(key, (0, False)) != now:
-                file = self._write(run, gangs.get(key))
+                file = self._tried(key, lambda run=run, key=key: self._write(run, gangs.get(key)))  # type: ignore[misc]
                 if file is not None:
                     parts[key], at[key] = file, now
         if self._saved_skipped != len(skipped):
-            parts[_JOB] = self._file(_JOB)
-            with zipfile.ZipFile(parts[_JOB], "w") as archive:
-                archive.writestr("job.json", self._document(skipped=[row.model_dump() for row in skipped]))
+            file = self._tried(_JOB, lambda: self._write_job(skipped))
+            if file is not None:
+                parts[_JOB] = file
         return parts, at
+
+    def _tried(self, key: str, write: Callable[[], Path | None]) -> Path | None:
+        """What `write` gives; None, and nothing left of it, where the disk is full: the job goes on, saved later."""
+        try:
+            return write()
+        except OSError as error:
+            print(f"{key} could not be saved: {error}", flush=True)
+            for pattern in (f"{key}.{self._number}.checkpoint", f"{key}.*.{self._number}.state"):
+                for left in self.bench.folder.glob(pattern):
+                    left.unlink(missing_ok=True)
+            return None
+
+    def _write_job(self, skipped: list[Skipped]) -> Path:
+        file = self._file(_JOB)
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("job.json", self._document(skipped=[row.model_dump() for row in skipped]))
+        return file
 
     def _write(self, run: Run, gang: Gang | None) -> Path | None:
         """The file; None where a rank could not write its part."""

@@ -161,6 +161,8 @@ class Experiment:
         if shaky:
             evidence = {"figures": [{"name": row.name, "at": row.at} for row in shaky], "below": STEADY}
             self.codes.append(Code(code="unsteady", severity="warning", evidence=evidence))
+        if not any(row.value is not None for row in result.figures):
+            self.codes.append(Code(code="nothing_measured", severity="error", evidence={"probes": self.spec.probes}))
         result.tables.append(latency_table(result.figures, self.spec.probes))
         result.quality = grade(self.codes)
         arrays: dict[str, Any] = {key: np.array(row) for key, row in self.samples.items()}

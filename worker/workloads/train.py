@@ -27,13 +27,13 @@ from torchstone.training import TrainSpec
 from worker.bench import Bench
 from worker.contestants.passport import CleanLoader
 from worker.measure.environment import Load, frequency_mhz, host_facts
-from worker.measure.quality import grade, load_codes, thread_codes
-from worker.measure.statistics import LOOSEST_SAME
+from worker.measure.quality import grade, load_codes
 from worker.parallel.export import Exporter, merge, right_answers, scoring_program
 from worker.parallel.loop import ONE_PROCESS, Trainer
 from worker.parallel.proof import Proof, replicas_row
 from worker.parallel.ranks import Gang, GangFailed, job_error
 from worker.parallel.reference import Reference
+from worker.parallel.remarks import remarks
 from worker.parallel.report import Epoch, Run, epoch_loss, report, roofline_of
 from worker.parallel.reproduce import reads_files, reproduction
 from worker.parallel.saving import Restored, Saver
@@ -345,19 +345,8 @@ class Experiment:
             self.result.skipped.append(Skipped(of=name, reason=reason, status="failed"))
 
     def _report(self) -> None:
-        for run in self.runs:
-            if self.spec.compile and not run.is_compiled:
-                of = {"of": run.name, **({"at": run.at} if run.at else {})}
-                self.codes.append(Code(code="not_compiled", severity="info", evidence=of))
-        fewest = min((device.cores for device in self.bench.devices), key=len)
-        self.codes += thread_codes(self.spec.threads or 1, fewest) if self.bench.devices[0].type == "cpu" else []
-        if len(self.bench.devices) == 1 and (others := [run.name for run in self.runs if run.name != "single"]):
-            self.codes.append(Code(code="one_device", severity="info", evidence={"of": others}))
         report(self.result, self.runs, self.bench.file("samples.npz"))
-        floor = self.result.noise_floor
-        if floor is not None and floor > LOOSEST_SAME:
-            evidence = {"noise_floor": floor, "asked": LOOSEST_SAME}
-            self.codes.append(Code(code="noise_floor", severity="warning", evidence=evidence))
+        self.codes += remarks(self.runs, len(self.bench.devices), self.result.noise_floor) if self.runs else []
         if self.facts:  # else it ended before anything was known
             ceilings = self.bench.ceilings
             self.result.figures += [roofline_of(run, self.facts, ceilings) for run in self.runs if run.epochs]

@@ -26,6 +26,7 @@ def gradient(layer: nn.Module, x: list[float], share: float) -> list[float]:
         (nn.LeakyReLU(0.25), 0.0, 0.25, 1.0),
         (nn.ReLU6(), 6.0, 1.0, 0.0),
         (nn.Hardtanh(), -1.0, 0.0, 1.0),
+        (nn.Threshold(0.0, 0.0), 0.0, 0.0, 1.0),
         (nn.Hardshrink(0.5), 0.5, 0.0, 1.0),
         (nn.Softshrink(0.5), -0.5, 1.0, 0.0),
     ],

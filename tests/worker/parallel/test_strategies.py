@@ -70,7 +70,7 @@ def test_every_strategy_equals_one_device(case: str, tmp_path: Path) -> None:
         found = [c for c in result.checks if c.of == of]
         assert {c.name for c in found} == {"equal_to_single", "replicas_equal"}
         assert all(c.passed for c in found), [c for c in found if not c.passed]
-    assert all(f.value is not None for f in result.figures if f.name == "scaling_efficiency")
+    assert {f.reason for f in result.figures if f.name == "scaling_efficiency"} == {"too few rounds to tell"}
     distances = {f.of: f.value for f in result.figures if f.name == "distance_from_whole_batch"}
     if case == "batch_norm":
         assert distances["ddp"] is not None and distances["ddp"] > 0.01, "it is shown, not hidden"
