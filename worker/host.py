@@ -123,6 +123,7 @@ class WorkerHost:
         of. Raises SetupError.
         """
         waited_for: dict[str, int] = {}
+        waiting = False
         while True:
             with self.store.write() as conn:
                 hosts.lock_machine(conn, self.host.machine)
@@ -142,7 +143,9 @@ class WorkerHost:
                 first_seen_us = waited_for.setdefault(other["name"], other["seen_us"])
                 if other["name"] in rivals and (_lives(other) or other["seen_us"] != first_seen_us):
                     raise SetupError(rivals[other["name"]])
-            log.warning("waiting for the lease of a silent worker to end", why=list(rivals.values()))
+            if not waiting:
+                log.warning("waiting for the lease of a silent worker to end", why=list(rivals.values()))
+            waiting = True
             time.sleep(1)
 
     def _refuse_a_namesake(self, other: dict[str, Any] | None) -> None:

@@ -186,7 +186,7 @@ class Life(RuleBasedStateMachine):
             elif was["state"] in TERMINAL:
                 assert job == was
             assert (job["finished_us"] is not None) == (job["state"] in TERMINAL)
-            assert (job["error"] is not None) == (job["state"] == "failed")
+            assert (job["error"] is not None) == (job["state"] in ("failed", "expired"))
             assert (job_id in open_attempts) == (job["state"] in ("running", "canceling"))
             assert job_id not in has_result or job["state"] in TERMINAL
             assert job["lost"] <= MAX_ATTEMPTS
