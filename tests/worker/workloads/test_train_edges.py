@@ -13,7 +13,7 @@ import torch
 from safetensors.numpy import load_file
 
 from tests.worker.fresh import call_fresh, run_fresh
-from tests.worker.workloads.test_train import DIGITS, checks, curve, figure
+from tests.worker.workloads.test_train import DIGITS, R, checks, curve, figure
 from torchstone.errors import DataMissing, JobError
 from torchstone.results import Result
 from torchstone.specs import parse_spec
@@ -24,21 +24,7 @@ from worker.parallel.setting import Setting
 from worker.parallel.single import Single
 from worker.workloads import train
 
-TEN_ROWS: dict[str, Any] = {
-    "kind": "train",
-    "model": {
-        "layers": [{"type": "Linear", "in_features": 1, "out_features": 2, "bias": False}],
-        "input_shape": [1],
-        "init": "zeros",
-    },
-    "dataset": {"inline": {"x": [[float(i)] for i in range(1, 11)], "y": [0] * 10, "classes": 2}},
-    "batch_size": 10,
-    "shuffle": False,
-    "epochs": 1,
-    "strategies": ["single", "scratch", "ddp"],
-    "devices": {"count": 2},
-    "optimizer": {"name": "sgd", "lr": 0.2},
-}
+TEN_ROWS: dict[str, Any] = R | {"record_steps": False}
 
 
 def layers(*rows: dict[str, Any], input_shape: list[int]) -> dict[str, Any]:
