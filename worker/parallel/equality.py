@@ -122,7 +122,10 @@ def gradients_apart(
 
 
 def moved(of: Found, against: Found, steps: int) -> Moved:
-    """How far each tensor of one is from the other's: gradients over their norms, weights over their movement."""
+    """How far each tensor of one is from the other's: gradients over their norms, weights over their movement.
+
+    At most 1, so that a training which diverges in its first steps gives numbers, too.
+    """
 
     def apart(prefix: str, start: Arrays) -> dict[str, float]:
         found = {}
@@ -130,7 +133,7 @@ def moved(of: Found, against: Found, steps: int) -> Moved:
             if b.dtype.kind == "f":
                 error = _norm(of.arrays[prefix + name].astype(np.float64) - b)
                 if error > 0:
-                    found[name] = error / (_norm(b.astype(np.float64) - start.get(name, 0.0)) or 1e-300)
+                    found[name] = min(1.0, error / (_norm(b.astype(np.float64) - start.get(name, 0.0)) or 1e-300))
         return found
 
     told = {f"gradient/{step}/": apart(f"gradient/{step}/", {}) for step in range(steps)}

@@ -92,6 +92,13 @@ def test_with_too_few_steps_there_is_no_efficiency(tmp_path: Path) -> None:
     assert result.quality.grade == "suspect"
 
 
+def test_a_model_with_kinks_that_diverges_at_once_is_told_so(tmp_path: Path) -> None:
+    spec = DIGITS | {"strategies": ["single", "ddp"], "max_steps": 6, "optimizer": {"name": "sgd", "lr": 3e38}}
+    result = run_fresh(spec, tmp_path).result
+    assert result.skipped == []
+    assert {figure(result, "diverged", of) for of in ("single", "ddp")} == {1}
+
+
 def test_a_loss_of_exactly_zero_is_a_number(tmp_path: Path) -> None:
     result = run_fresh(TEN_ROWS | {"epochs": 6, "optimizer": {"name": "sgd", "lr": 20}}, tmp_path).result
     for of in TEN_ROWS["strategies"]:
