@@ -63,6 +63,7 @@ def main() -> int:
         log_level="warning",
         access_log=False,
         server_header=False,
+        ws="none",  # there are no WebSockets; their library would be loaded at every start
         timeout_graceful_shutdown=_STOP_WITHIN_S,
         timeout_keep_alive=30,
     )
