@@ -66,7 +66,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: setup lint
-	$(BIN)/python -m pytest -n 2 -p tests.no_torch $(NO_TIMES)
+	$(BIN)/python -m pytest -n 3 -p tests.no_torch $(NO_TIMES)
 	$(BIN)/python -m pytest -n 3 --dist loadfile $(LIVES)
 	$(BIN)/python -m pytest $(addprefix --ignore ,$(NO_TIMES) $(LIVES))
 

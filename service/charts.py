@@ -5,8 +5,8 @@
 
 Spans become a timeline (`service.timelines`), one for each value of `at["part"]` where they have one. Charts come from
 the one Result shape and know no kind of experiment. Altair writes the description, vl-convert renders it without a
-browser; both are loaded by the first chart, so the service starts without them. Not covered: zooming and reading off
-values, for which the curves are in result.json and result.csv.
+browser; both are loaded by the first chart, so the service starts without them. 95 % intervals are bars. Not covered:
+zooming and reading off values, for which the curves are in result.json and result.csv.
 """
 
 from __future__ import annotations
@@ -147,6 +147,11 @@ def _describe(chart: Chart) -> dict[str, Any]:
             continue
         point = {"filled": True, "size": 28 + 10 * width, "opacity": 1} if marked else False
         layers.append(line.mark_line(strokeWidth=width, point=point, strokeJoin="round").encode(x, y, colour))
+        if curve.get("ci95"):
+            ends = line.transform_filter("isValid(datum.low)").mark_errorbar(ticks=True, thickness=1.5)
+            low = y.copy()
+            low.shorthand = "low:Q"
+            layers.append(ends.encode(x, low, alt.Y2("high:Q"), colour))
     title = alt.TitleParams(chart.title, subtitle=chart.subtitle, anchor="start", offset=14)
     picture = alt.layer(*layers, data=alt.InlineData(values=rows)).properties(
         title=title, width=_WIDTH, height=_HEIGHT, background="white", padding=18
@@ -253,12 +258,17 @@ def _coincide(a: Json, b: Json, near: float) -> bool:
 
 def _points(curve: Json, label: str) -> list[dict[str, Any]]:
     """The points to draw: every nth where there are more than a picture can show, and always the last."""
-    both = [(x, y) for x, y in zip(curve["x"], curve["y"], strict=True) if x is not None]
-    step = -(-len(both) // _MOST_POINTS)
-    kept = both[::step] if step > 1 else both
-    if kept and kept[-1] != both[-1]:
-        kept.append(both[-1])
-    return [{"x": x, "y": y, "of": label} for x, y in kept]
+    intervals = curve.get("ci95") or [None] * len(curve["y"])
+    found = [point for point in zip(curve["x"], curve["y"], intervals, strict=True) if point[0] is not None]
+    step = -(-len(found) // _MOST_POINTS)
+    kept = found[::step] if step > 1 else found
+    if kept and kept[-1] != found[-1]:
+        kept.append(found[-1])
+    return [{"x": x, "y": y, "of": label, **_ends(interval)} for x, y, interval in kept]
+
+
+def _ends(interval: Any) -> dict[str, float]:
+    return {"low": interval[0], "high": interval[1]} if interval else {}
 
 
 def _subtitle(job: Json) -> str:

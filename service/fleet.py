@@ -22,6 +22,7 @@ from sqlalchemy import Connection
 
 from service.database import Database
 from torchstone.facts import memory_estimate_bytes
+from torchstone.fitness import cautions
 from torchstone.models import LayersModel, PresetModel
 from torchstone.scheduling import Waiting, is_exclusive, resolve_type
 from torchstone.specs import AsyncSpec, BaseSpec, HardwareSpec, JitSpec, ParallelSpec, TrainSpec
@@ -103,6 +104,8 @@ class Fleet:
             warnings.append("no host that is up can run this: the job would wait for one")
         if device_type == "cpu" and spec.devices.type == "auto":
             warnings.append("it would run on CPU devices; such results are never ranked against those of GPUs")
+        if device_type is not None:
+            warnings += cautions(spec, device_type)
         where: Json = {
             "device_type": device_type,
             "device_count": spec.devices.count,

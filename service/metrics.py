@@ -39,6 +39,7 @@ class Metrics:
         self._begun_s = monotonic()
         self._ended_until_us: int | None = None
         self._http: dict[tuple[str, str, int], Any] = {}
+        self._gangs: set[tuple[str, str]] = set()
         registry = self._registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         of_request = ("method", "route", "status")
@@ -115,8 +116,12 @@ class Metrics:
         return found, ended
 
     def _show(self, found: census.Census) -> None:
+        for labels in self._gangs:  # nobody waits there any more: a zero, where no line would read as no data
+            self._queued.labels(*labels).set(0)
+            self._oldest_s.labels(*labels).set(0)
         for gang in found.queue:
             labels = (gang.device_type, str(gang.device_count))
+            self._gangs.add(labels)
             self._queued.labels(*labels).set(gang.jobs)
             self._oldest_s.labels(*labels).set(max(0.0, (found.now_us - gang.oldest_us) / 1e6))
         for host in found.hosts:

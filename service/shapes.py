@@ -152,7 +152,9 @@ class Checked(BaseModel):
     """A spec that was checked and not stored."""
 
     spec: Json = Field(description="With every default filled in.")
-    would_run: Json = Field(description="device_type, device_count, hosts, alone_on_its_machine, memory_bytes")
+    would_run: Json = Field(
+        description="device_type, device_count, hosts, alone_on_its_machine, and memory_bytes: the least that it takes"
+    )
     warnings: list[str]
 
 

@@ -102,6 +102,7 @@ class Curve(Row):
     y_name: str
     x: list[float | None]
     y: list[float | None]
+    ci95: list[tuple[float, float] | None] | None = Field(None, description="of each y; null where it is not known")
 
 
 class Figure(BaseModel):

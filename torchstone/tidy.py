@@ -64,9 +64,11 @@ def _cells(job: Json) -> Iterator[_Cell]:
             for cell in _flat(section, row.get("name", ""), row.get("of", ""), row.get("at") or {}, rest):
                 yield cell if "unit" not in row or not _is_number(cell) else _with_unit(cell, row["unit"], section)
     for curve in result.get("curves") or []:
-        for x, y in zip(curve["x"], curve["y"], strict=True):
+        intervals = curve.get("ci95") or [None] * len(curve["y"])
+        for x, y, interval in zip(curve["x"], curve["y"], intervals, strict=True):
             at = {**(curve.get("at") or {}), curve["x_name"]: int(x) if x is not None and x == int(x) else x}
-            yield _Cell("curves", curve["name"], curve["of"], at, curve["y_name"], y)
+            fields = {curve["y_name"]: y} | ({"ci95": interval} if interval else {})
+            yield from _flat("curves", curve["name"], curve["of"], at, fields)
     for table in result.get("tables") or []:
         for index, row in enumerate(table["rows"]):
             for column, value in zip(table["columns"], row, strict=False):

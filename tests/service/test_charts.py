@@ -6,6 +6,7 @@ import asyncio
 import colorsys
 import itertools
 import math
+import re
 import struct
 import subprocess
 import sys
@@ -102,6 +103,21 @@ def test_long_curves_are_thinned_and_keep_their_end() -> None:
     points = charts._points(chart.curves[0], "ddp")
     assert 500 < len(points) <= 1001 and points[-1] == {"x": 9999, "y": 0.9, "of": "ddp"}
     assert len(charts.draw(chart, "svg")) < 100_000
+
+
+def test_intervals_are_bars_where_they_are_known() -> None:
+    def drawn(**more: Any) -> bytes:
+        rates = curve("concurrent", [1.0, 1.8], "speedup", x_name="devices", y_name="speed-up", **more)
+        (chart,) = charts.charts_of(job(Result(curves=[rates])))
+        return charts.draw(chart, "svg")
+
+    def bars(svg: bytes) -> int:
+        groups = re.findall(rb'<g class="mark-rule role-mark.*?</g>', svg)
+        return sum(group.count(b"<line") for group in groups)
+
+    known = drawn(ci95=[None, (1.6, 1.9)])
+    assert bars(known) == 1 and bars(drawn()) == 0
+    assert "| speed-up |" in words_of(known), "the axis keeps its title"
 
 
 def test_lines_that_hide_one_another_differ_in_width() -> None:

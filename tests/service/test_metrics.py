@@ -66,6 +66,15 @@ def test_the_figures_are_those_of_the_database(service: Service) -> None:
         assert found["torchstone_job_wait_seconds_count", "jit"] == 1  # the cancelled one never started
 
 
+def test_a_queue_that_became_empty_shows_a_zero(service: Service) -> None:
+    host = up(service.store, "bench", cpu=3)
+    service.submit(devices={"type": "cpu", "count": 3})
+    assert samples(service)["torchstone_queue_jobs", "3", "cpu"] == 1
+    claim(service.store, host)
+    found = samples(service)
+    assert found["torchstone_queue_jobs", "3", "cpu"] == 0 == found["torchstone_queue_oldest_seconds", "3", "cpu"]
+
+
 def test_requests_are_counted_by_route_not_by_path(service: Service) -> None:
     for job_id in (service.submit()["id"], "x", "y"):
         service.http.get(f"/v1/jobs/{job_id}")

@@ -157,6 +157,13 @@ def test_validate_only_stores_nothing(service: Service) -> None:
     checked = service.post(SPEC, params={"validate_only": "true"}).json()
     assert checked["would_run"]["hosts"] == ["bench"]
     assert checked["would_run"]["device_type"] == "cpu" and checked["would_run"]["alone_on_its_machine"] is True
+    assert checked["warnings"] == ["it would run on CPU devices; such results are never ranked against those of GPUs"]
+    unfit = {**SPEC, "variants": ["eager", "cuda_graph"], "devices": {"type": "cpu"}, "timeout_s": 5, "budget_s": 20}
+    warnings = service.post(unfit, params={"validate_only": "true"}).json()["warnings"]
+    assert [warning.partition(",")[0] for warning in warnings] == [
+        "cuda_graph will be skipped: CUDA graphs need a CUDA device",
+        "timeout_s",
+    ]
     assert service.post({"kind": "x"}, params={"validate_only": "true"}).status_code == 422
     assert service.post(SPEC, params={"validate_only": "maybe"}).status_code == 422
 

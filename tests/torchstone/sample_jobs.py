@@ -94,7 +94,15 @@ def full_result() -> Result:
             Check(name="replicas_equal", of="ddp", against="rank 0", passed=True, max_abs_error=0.0),
         ],
         curves=[
-            Curve(name="test_accuracy", of="ddp", x_name="epoch", y_name="accuracy", x=[1, 2, 3], y=[0.5, None, 0.9])
+            Curve(
+                name="test_accuracy",
+                of="ddp",
+                x_name="epoch",
+                y_name="accuracy",
+                x=[1, 2, 3],
+                y=[0.5, None, 0.9],
+                ci95=[(0.4, 0.6), None, None],
+            )
         ],
         figures=[
             Figure(name="bandwidth", of="memory", value=12.5e9, unit="B/s", bytes=1 << 30, method="copy"),

@@ -346,6 +346,7 @@ def test_the_csv_is_one_row_for_every_number_and_quotes_what_it_must() -> None:
     assert value("timings", "ci95_low", of="script") == ("1.485e-05", "s")
     assert value("timings", "n", of="script") == ("240", "")
     assert value("curves", "accuracy", of="ddp", at__epoch="2") == ("", "")
+    assert value("curves", "ci95_high", of="ddp", at__epoch="1") == ("0.6", "")
     assert value("figures", "value", of="memory") == ("12500000000.0", "B/s")
     assert value("figures", "bytes", of="memory") == (str(1 << 30), "")
     assert value("tables", "op", at__row="0") == ("aten::mm, in place", "")

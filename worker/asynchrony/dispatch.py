@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -86,15 +87,18 @@ def _tell_lane(stage: Stage, contest: Contest, sweep: Sweep, lane: str) -> None:
             result.checks.append(row)
             wrong += [] if row.passed else [size]
     for index, what in enumerate(COLUMNS):
+        intervals: dict[int, Any] = {}
         for size in sizes:
             samples = sweep.column(lane, size, index)
             if len(samples):
+                summary = statistics.summarise(samples)
+                intervals[size] = summary["ci95"]
                 result.timings.append(
                     Timing(
                         name=what,
                         of=lane,
                         at={"size": size},
-                        **statistics.summarise(samples),
+                        **summary,
                         first_call_s=sweep.first_call_s[lane, str(size)] if what == "completion" else None,
                         calls_per_sample=sweep.calls[lane, str(size)],
                         samples=f"samples.npz#{lane}/{PART}/{size}/{what}",
@@ -103,9 +107,9 @@ def _tell_lane(stage: Stage, contest: Contest, sweep: Sweep, lane: str) -> None:
         medians = sweep.medians(lane, index)
         if any(m is not None for m in medians):
             xs = [float(size) for size in sizes]
-            result.curves.append(
-                Curve(name="time_per_operation", of=lane, at={"time": what}, x_name="size", y_name="s", x=xs, y=medians)
-            )
+            ends = {"y": medians, "ci95": [intervals.get(size) for size in sizes]}
+            curve = {"name": "time_per_operation", "of": lane, "at": {"time": what}, "x_name": "size", "y_name": "s"}
+            result.curves.append(Curve.model_validate({**curve, "x": xs, **ends}))
     if wrong:
         evidence = {"part": PART, "of": lane, "sizes": wrong}
         stage.codes.append(Code(code="wrong_result", severity="error", evidence=evidence))

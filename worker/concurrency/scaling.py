@@ -1,13 +1,15 @@
 """What the part `concurrency` sums up to: k devices at once against one, and the way there, device by device.
 
     efficiencies(part, record, plan)     # a Figure for 2, 3, ... k devices at once
-    curves(part, record)                 # compute_rate and speedup over 1, 2, ... k devices
+    curves(part, record, efficiencies)   # compute_rate and speedup over 1, 2, ... k devices
 
 Every device has the same work however many are at it, so T1 / Tj is the efficiency of j devices, and j times that their
 speed-up. T1 is that of the best device alone; the first j devices are those at work.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -38,16 +40,22 @@ def efficiencies(part: Part, record: Record, plan: Plan) -> list[Figure]:
     return found
 
 
-def curves(part: Part, record: Record) -> list[Curve]:
-    """From medians, over 1, 2, ... k devices: FLOP/s of all together, and how many times one device's that is."""
+def curves(part: Part, record: Record, found: list[Figure]) -> list[Curve]:
+    """From medians, over 1, 2, ... k devices: FLOP/s of all together, and how many times one device's that is.
+
+    The speed-up's intervals are those of the `efficiencies` found, times as many devices.
+    """
     lanes = _by_count(part, record)
     work = [lane.work for lane in lanes if lane.work is not None]
     rates = [each.flop / _median(record, lane) for each, lane in zip(work, lanes, strict=True)]
-    found = []
-    for name, y_name, y in (("compute_rate", "FLOP/s", rates), ("speedup", "speed-up", [r / rates[0] for r in rates])):
-        x = [float(lane.at["devices"]) for lane in lanes]
-        found.append(Curve(name=name, of="concurrent", x_name="devices", y_name=y_name, x=[*x], y=[*y]))
-    return found
+    x = [float(lane.at["devices"]) for lane in lanes]
+    ends = [getattr(figure, "ci95", None) for figure in found]
+    within = [end and (devices * end[0], devices * end[1]) for devices, end in zip(x[1:], ends, strict=True)]
+    told: dict[str, Any] = {"of": "concurrent", "x_name": "devices", "x": x}
+    return [
+        Curve(name="compute_rate", y_name="FLOP/s", y=[*rates], **told),
+        Curve(name="speedup", y_name="speed-up", y=[r / rates[0] for r in rates], ci95=[None, *within], **told),
+    ]
 
 
 def _by_count(part: Part, record: Record) -> list[Lane]:

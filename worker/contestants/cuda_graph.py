@@ -11,17 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.contestants.ways import Inputs, Runnable, Setting, inference_only
+from worker.contestants.ways import Inputs, Runnable, Setting
 
 _WARM_UP_CALLS = 3
 
 _cuda: Any = torch.cuda
 """Its streams carry no types of their own."""
-
-
-def unavailable(setting: Setting) -> str | None:
-    """Why it cannot run here."""
-    return inference_only(setting) if setting.device.type == "cuda" else "CUDA graphs need a CUDA device"
 
 
 def build(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:

@@ -17,19 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worker.contestants.ways import Inputs, Runnable, Setting, inference_only
+from worker.contestants.ways import Inputs, Runnable, Setting
 
 _NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 
 def unavailable(setting: Setting) -> str | None:
-    """Why it cannot run here."""
+    """What it lacks here."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        return f"not installed here: {', '.join(missing)} (pip install 'torchstone[onnx]')"
-    if setting.dtype == torch.bfloat16:
-        return "its inputs go through numpy, which has no bfloat16"
-    return inference_only(setting)
+    return f"not installed here: {', '.join(missing)} (pip install 'torchstone[onnx]')" if missing else None
 
 
 def build(model: nn.Module, example: Inputs, setting: Setting) -> Any:

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torchstone.specs import Variant
 from worker.contestants import cuda_graph, inductor, onnx, torchscript
-from worker.contestants.ways import Build, Setting, Way, as_it_is, inference_only
+from worker.contestants.ways import Build, Way, as_it_is
 
 
-def _torchscript(build: Build, unavailable: Callable[[Setting], str | None] = lambda setting: None) -> Way:
-    return Way(
-        build,
-        suffix=".pt",
-        save=torchscript.save,
-        load=torchscript.load,
-        unavailable=unavailable,
-        builds_on_cpu=True,
-    )
+def _torchscript(build: Build) -> Way:
+    return Way(build, suffix=".pt", save=torchscript.save, load=torchscript.load, builds_on_cpu=True)
 
 
 def _compiled(mode: str) -> Way:
@@ -30,11 +21,11 @@ WAYS: dict[Variant, Way] = {
     Variant.eager: Way(as_it_is),
     Variant.script: _torchscript(torchscript.script),
     Variant.trace: _torchscript(torchscript.trace),
-    Variant.script_frozen: _torchscript(torchscript.script_frozen, torchscript.frozen_cannot_train),
-    Variant.trace_frozen: _torchscript(torchscript.trace_frozen, torchscript.frozen_cannot_train),
+    Variant.script_frozen: _torchscript(torchscript.script_frozen),
+    Variant.trace_frozen: _torchscript(torchscript.trace_frozen),
     # What optimize_for_inference returns saves a broken file without a word: it is timed as it is, and not offered.
-    Variant.script_optimized: Way(torchscript.script_optimized, unavailable=torchscript.frozen_cannot_train),
-    Variant.trace_optimized: Way(torchscript.trace_optimized, unavailable=torchscript.frozen_cannot_train),
+    Variant.script_optimized: Way(torchscript.script_optimized),
+    Variant.trace_optimized: Way(torchscript.trace_optimized),
     Variant.compile: _compiled("default"),
     Variant.compile_reduce_overhead: _compiled("reduce-overhead"),
     Variant.compile_max_autotune: _compiled("max-autotune"),
@@ -43,7 +34,7 @@ WAYS: dict[Variant, Way] = {
         ".pt2",
         inductor.save_package,
         inductor.load_package,
-        unavailable=lambda setting: inference_only(setting) or inductor.unavailable(setting),
+        unavailable=inductor.unavailable,
         disk_cache=True,
         shapes="fixed_unless_dynamic",
     ),
@@ -55,5 +46,5 @@ WAYS: dict[Variant, Way] = {
         unavailable=onnx.unavailable,
         shapes="fixed_unless_dynamic",
     ),
-    Variant.cuda_graph: Way(cuda_graph.build, unavailable=cuda_graph.unavailable, lazy=True, shapes="guarded"),
+    Variant.cuda_graph: Way(cuda_graph.build, lazy=True, shapes="guarded"),
 }

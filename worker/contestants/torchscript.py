@@ -110,8 +110,3 @@ def _optimize(frozen: Any) -> Runnable:
     with on_purpose():
         optimized: Runnable = torch.jit.optimize_for_inference(frozen)
     return optimized
-
-
-def frozen_cannot_train(setting: Setting) -> str | None:
-    """Freezing makes constants of the weights."""
-    return "freezing makes constants of the weights, so there are no gradients to time" if setting.grad else None

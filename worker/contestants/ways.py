@@ -82,7 +82,8 @@ class Way:
 
     `build` makes the runnable form from an eager module and an example input, and raises what torch raises where it
     cannot. `suffix`, `save` and `load` are there where the form can be written to a file: the file, loaded again,
-    is what is timed, and an artifact. `unavailable` tells why it cannot run here or with this setting.
+    is what is timed, and an artifact. `unavailable` tells what this machine lacks for it; what the spec and the type of
+    device rule out is told by `torchstone.fitness`.
     """
 
     build: Build
@@ -107,8 +108,3 @@ class Way:
 def as_it_is(model: nn.Module, example: Inputs, setting: Setting) -> Runnable:
     """Eager: operation after operation, by Python."""
     return model
-
-
-def inference_only(setting: Setting) -> str | None:
-    """Why a form without gradients cannot take part in a training step."""
-    return "this form computes no gradients, so it has no training step to time" if setting.grad else None

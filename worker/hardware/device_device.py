@@ -15,6 +15,7 @@ from collections.abc import Callable
 from itertools import combinations, permutations
 from typing import Any
 
+from torchstone.fitness import NO_CUDA
 from torchstone.results import Table
 from worker.hardware.links import links
 from worker.hardware.pair import ask_all, closing
@@ -37,7 +38,7 @@ def run(bench: ProbeBench) -> ProbeReport:
     report = ProbeReport("device_device")
     names = [gpu.name for gpu in bench.gpus]
     if not names:
-        report.skip("device_device", "this job holds no CUDA device")
+        report.skip("device_device", NO_CUDA)
         return report
     report.facts["nvlinks"] = {gpu.name: links(gpu.uuid).get("nvlinks", []) for gpu in bench.gpus}
     pairs = len(names) * (len(names) - 1)

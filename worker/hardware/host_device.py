@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from torchstone.fitness import NO_CUDA
 from worker.hardware.links import links, pcie_bytes_per_s
 from worker.hardware.pair import ask_all, closing
 from worker.hardware.probe import ProbeBench, ProbeReport, Repeats
@@ -32,7 +33,7 @@ def run(bench: ProbeBench) -> ProbeReport:
     """Measure each GPU of the job."""
     report = ProbeReport("host_device")
     if not bench.gpus:
-        report.skip("host_device", "this job holds no CUDA device")
+        report.skip("host_device", NO_CUDA)
         return report
     copy_bytes = min(COPY_BYTES, bench.memory_bytes // 16) // (1 << 20) * (1 << 20)
     part_s = bench.budget_s / (_PARTS * len(bench.gpus))

@@ -196,7 +196,8 @@ def _timings(result: Result, run: Run) -> None:
 
 
 def _curves(result: Result, run: Run) -> None:
-    numbers, seconds = [float(e.number) for e in run.epochs], run.trained_s
+    per_epoch = run.course.steps_per_epoch  # max_steps may have cut the last one short: it stands at its share
+    numbers, seconds = [e.number - 1 + e.steps / per_epoch for e in run.epochs], run.trained_s
     for name, y_name, y in (
         ("train_loss", "loss", [epoch_loss(run, epoch) for epoch in run.epochs]),
         ("test_accuracy", "accuracy", _accuracies(run)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchstone import fitness
 from worker.contestants import inductor
 from worker.parallel.setting import Setting
 
@@ -14,8 +15,9 @@ from worker.parallel.setting import Setting
 def unavailable(setting: Setting, facts: dict[str, Any]) -> str | None:
     """Why this strategy cannot run on these devices with this model (`Reference.facts`); None where it can."""
     devices = setting.world_size
-    if setting.strategy == "replicate" and not setting.is_cuda:
-        return "nn.DataParallel is for GPUs: on CPU devices PyTorch's falls through to the plain model on one"
+    unfit = fitness.unfit(setting.spec, setting.kind).get(setting.strategy)
+    if unfit is not None:
+        return unfit
     if setting.strategy == "pipeline" and facts["layers"] < devices:
         return f"{facts['layers']} layers cannot be cut into {devices} stages"
     if setting.strategy == "tensor" and not facts["pairs"][str(devices)]:

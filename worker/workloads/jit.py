@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from torchstone import fitness
 from torchstone.errors import JobError, WorkloadError
 from torchstone.results import Code, Figure, Result, Skipped, Timing
 from torchstone.specs import JitSpec, Variant
@@ -157,8 +158,9 @@ class Experiment:
 
     def _line_up(self) -> None:
         """Every variant that can run here, the baseline first, its twin last."""
+        unfit = fitness.unfit(self.spec, self.setting.device.type)
         for variant in sorted(self.spec.variants, key=lambda v: v is not self.spec.baseline):
-            reason = self.ways[variant].unavailable(self.setting)
+            reason = unfit.get(variant) or self.ways[variant].unavailable(self.setting)
             if reason and variant is self.spec.baseline:
                 raise WorkloadError(f"the baseline {variant.value} cannot run: {reason}")
             if reason:

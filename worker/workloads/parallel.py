@@ -176,8 +176,9 @@ class Experiment:
     def _figures(self, part: Part, assigned: Assigned) -> None:
         record, plan = self.races[key_of(part)]
         if part.name == "concurrency":
-            self.result.figures += efficiencies(part, record, plan)
-            self.result.curves += curves(part, record)
+            scaling = efficiencies(part, record, plan)
+            self.result.figures += scaling
+            self.result.curves += curves(part, record, scaling)
             for lane in part.lanes:
                 if lane.of in ("alone", "concurrent"):
                     flop = 2 * assigned.size**3 * assigned.repeats * lane.at["devices"]

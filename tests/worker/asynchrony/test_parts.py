@@ -208,6 +208,9 @@ def test_a_cpu_device_is_called_synchronous_with_its_evidence(tmp_path: Path) ->
     assert {(c.of, c.at["time"]) for c in result.curves} == {
         (lane, time) for lane in lanes for time in ("dispatch", "completion")
     }
+    timed = {(t.of, t.name, t.at["size"]): t.ci95 for t in result.timings if "size" in t.at}
+    for curve in result.curves:
+        assert curve.ci95 == [timed.get((curve.of, curve.at["time"], int(x or 0))) for x in curve.x]
     assert all(c.bitwise for c in result.checks if c.name == "exact")
     fed = {(s.of, s.at["thread"]) for s in result.spans if s.at["part"] == "feeding"}
     assert fed == {("serial", "main"), ("fed", "main"), ("fed", "feeder")}

@@ -104,6 +104,8 @@ def test_one_and_two_devices_are_a_curve(small: Outcome) -> None:
     one, both = curves["speedup"].y
     efficiency = figure(small.result, "scaling_efficiency", "concurrent").value
     assert one == 1 and efficiency is not None and both == pytest.approx(2 * efficiency)
+    told = extra(figure(small.result, "scaling_efficiency", "concurrent"))["ci95"]
+    assert curves["speedup"].ci95 == [None, told and pytest.approx((2 * told[0], 2 * told[1]))]
     alone = [f.value for f in small.result.figures if (f.name, f.of) == ("compute_rate", "alone")]
     together = figure(small.result, "compute_rate", "concurrent").value
     assert curves["compute_rate"].y == pytest.approx([max(rate for rate in alone if rate), together])

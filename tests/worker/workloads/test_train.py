@@ -336,6 +336,8 @@ def test_few_steps_tell_no_noise(tmp_path: Path) -> None:
     result = run_fresh(spec, tmp_path).result
     assert result.noise_floor is None, "one step of a second epoch is no median"
     assert "noise_floor" not in {code.code for code in result.quality.codes}
+    curve = next(curve for curve in result.curves if (curve.name, curve.x_name) == ("train_loss", "epoch"))
+    assert curve.x == pytest.approx([1, 16 / 15]), "an epoch that was cut short stands where it ended"
 
 
 @pytest.mark.parametrize(
