@@ -9,10 +9,95 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from torchstone.jobs import Job, JobList
+from torchstone.jobs import State
 from torchstone.results import Result
 
 Json = dict[str, Any]
+
+
+class Progress(BaseModel):
+    """How far a running job has come: `done` of `total` in `unit`."""
+
+    done: float = 0
+    total: float | None = None
+    unit: str = ""
+    eta_s: float | None = None
+    message: str = ""
+
+
+class Receipt(BaseModel):
+    """The proof that a job's processes were ended, and that their memory is back."""
+
+    reason: str = Field(description="canceled | timed_out | out_of_memory | draining | lingering")
+    pids: list[int] = Field(description="Every process that was ended; none of them is left.")
+    took_ms: float
+    killed: bool = Field(description="Whether SIGTERM was not enough.")
+    memory_back_bytes: int = Field(description="What they held of the machine's memory, and hold no more.")
+
+
+class Attempt(BaseModel):
+    """One go at running the job, and where it ran."""
+
+    number: int
+    host: str
+    devices: list[str]
+    started_at: str
+    finished_at: str | None = None
+    outcome: str | None = Field(None, description="succeeded | failed | canceled | lost | returned")
+    reason: str | None = None
+    receipt: Receipt | None = Field(None, description="What it took to end its processes, where the worker had to.")
+
+
+class Job(BaseModel):
+    """A job as GET /v1/jobs/ID shows it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    kind: str
+    name: str | None
+    labels: dict[str, str]
+    state: State
+    owner: str | None
+    spec_version: int
+    spec: Json
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    progress: Progress | None
+    waiting_for: Json | None = Field(description="Why a queued job waits: position, reason.")
+    attempts: list[Attempt]
+    error: Json | None = Field(description="code and message of a failed job")
+    result: Json | None
+    links: dict[str, str]
+
+
+class JobSummary(BaseModel):
+    """A job in a list: without `waiting_for`, `attempts` and `result`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    kind: str
+    name: str | None
+    labels: dict[str, str]
+    state: State
+    owner: str | None
+    spec_version: int
+    spec: Json
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    progress: Progress | None
+    error: Json | None
+    links: dict[str, str]
+
+
+class JobList(BaseModel):
+    """A page of GET /v1/jobs."""
+
+    items: list[JobSummary]
+    next_cursor: str | None = Field(description="What `?cursor=` of the next page must be; null on the last one.")
 
 
 class Fault(BaseModel):

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from service.shapes import Job, JobList
 from tests.service.conftest import SPEC, Service
 from tests.torchstone.processes import wait_until
 from tests.torchstone.store_samples import claim, submit, up
-from torchstone.jobs import Job, JobList, State
+from torchstone.jobs import State
 from torchstone.store import claims, jobs, leases
 
 
