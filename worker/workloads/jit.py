@@ -238,16 +238,16 @@ class Experiment:
         self.codes += mode_codes(modes, self.baseline) + thread_codes(self.setting.threads, self.bench.cores)
         self.host["notices"] = [torchscript.NOTICE] if any("script" in n or "trace" in n for n in field.names) else []
         end_s = time.perf_counter() + self.spec.budget_s
-        first, second = self._heat(end_s, 0), None
+        first, second = self._heat(end_s, "racing"), None
         if may_repeat(first, end_s - time.perf_counter()):
             print("  doubtful and cheap: once more", flush=True)
-            second = self._heat(end_s, len(self.points))
+            second = self._heat(end_s, "racing once more", len(self.points))
         heat, self.set_aside, codes = choose(first, second)
         self.host["during"] = heat.during
         self.codes += heat.codes + codes
         return heat
 
-    def _heat(self, end_s: float, first_seed: int) -> Heat:
+    def _heat(self, end_s: float, doing: str, first_seed: int = 0) -> Heat:
         """Every point raced once, the last of them until `end_s`."""
         field, cores = self.field, self.bench.cores
         compiled = {name: field.attempt(name, "compilations") for name in field.names}
@@ -263,9 +263,9 @@ class Experiment:
                 seed=self.spec.seed + first_seed + index,
                 single_calls=point.cold,
             )
-            self._say(f"racing at {point} for at most {left_s:.1f} s")
+            self._say(f"{doing} at {point} for at most {left_s:.1f} s")
             try:
-                record = race(list(field.contestants.values()), point.key, plan, self._progress_of(index))
+                record = race(list(field.contestants.values()), point.key, plan, self._progress_of(index, doing))
             except ContestantFailed as fatal:
                 raise job_error(fatal, f"the baseline {self.baseline} failed: ") from fatal
             for name, failure in record.failed.items():
@@ -382,12 +382,12 @@ class Experiment:
             cores=self.setting.threads,
         )
 
-    def _progress_of(self, index: int) -> Callable[[int, int | None, float], None]:
+    def _progress_of(self, index: int, doing: str) -> Callable[[int, int | None, float], None]:
         points, start_s = len(self.points), time.perf_counter()
 
         def tell(done: int, total: int | None, eta_s: float) -> None:
             later_s = (points - index - 1) * (time.perf_counter() - start_s + eta_s)
-            self.bench.progress(done, total, "rounds", eta_s + later_s, f"racing at {self.points[index]}")
+            self.bench.progress(done, total, "rounds", eta_s + later_s, f"{doing} at {self.points[index]}")
 
         return tell
 
