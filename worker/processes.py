@@ -34,7 +34,7 @@ class Receipt:
     """Whether SIGTERM was not enough."""
     survivors: list[int] = field(default_factory=list)
     memory_back_bytes: int = 0
-    """What they held of the machine's memory, and hold no more."""
+    """What they held of the machine's memory, a page that several share counted once, and hold no more."""
 
 
 def die_with_parent() -> None:
@@ -93,6 +93,37 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
+class Stillness:
+    """Whether a process and all below it stand still: they take no processor time and wait for no disk.
+
+    A look a second; one that was itself stopped meanwhile counts for no more than one.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.looks, self.is_stopped = pid, 0, False
+        self._used: list[tuple[int, int]] | None = None
+
+    def look(self) -> int:
+        """How many times in a row, now included, nothing had moved."""
+        states = {pid: _stat(pid) for pid in (self.pid, *descendants(self.pid))}
+        told = {pid: state for pid, state in states.items() if state is not None}
+        used = sorted((pid, sum(map(int, state[11:15]))) for pid, state in told.items())
+        moves = used != self._used or any(state[0] in "RD" for state in told.values())
+        self.looks = 0 if moves else self.looks + 1
+        self.is_stopped = any(state[0] in "Tt" for state in told.values())
+        self._used = used
+        return self.looks
+
+
+def oom_kills() -> int | None:
+    """How many processes of this machine the kernel has killed for memory since it booted; None if it does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return None
+
+
 def proportional_bytes(pids: list[int]) -> int:
     """Memory of processes, files apart: each page by how many share it. Costs milliseconds a process.
 
@@ -138,7 +169,7 @@ def end_group(leader: int, grace_s: float, also: list[int] | None = None) -> Rec
         return [pid for pid in seen if is_alive(pid)]
 
     receipt.pids = sorted(living())
-    held_bytes = private_bytes(receipt.pids)
+    held_bytes = proportional_bytes(receipt.pids)
     if grace_s > 0 and receipt.pids:
         _signal(leader, receipt.pids, signal.SIGTERM)
         # A stopped process takes no TERM until it goes on.
@@ -153,7 +184,7 @@ def end_group(leader: int, grace_s: float, also: list[int] | None = None) -> Rec
         _signal(leader, left, signal.SIGKILL)
         _wait_for(lambda: not living(), 0.1)
     receipt.survivors = living()
-    receipt.memory_back_bytes = max(0, held_bytes - private_bytes(receipt.survivors))
+    receipt.memory_back_bytes = max(0, held_bytes - proportional_bytes(receipt.survivors))
     receipt.took_ms = (time.monotonic() - begun) * 1e3
     return receipt
 

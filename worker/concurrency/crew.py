@@ -6,8 +6,9 @@
         crew.ask("cpu:0", "run")
         crew.ask_all(["cpu:0", "cpu:1"], "run")        # both are told before either is waited for
 
-A process that dies or raises ends the job with the reason, also while another one waits for it: whoever is asked is
-listened to all the time. The process that holds a crew must never run a tensor operation (`worker.measure.contestant`).
+A process that dies, stands still or raises ends the job with the reason, also while another waits for it: whoever is
+asked is listened to all the time. The process that holds a crew must never run a tensor operation
+(`worker.measure.contestant`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import Any, Self
 
 from worker.contestants.field import job_error
 from worker.measure.contestant import Contestant, ContestantFailed
+from worker.processes import Stillness
+
+_LOOK_S = 1.0
 
 
 class Crew:
@@ -60,10 +64,14 @@ class Crew:
             for name, request, arguments in orders:
                 self.members[name].send(request, **arguments)
             pending = {self.members[name].pipe: name for name, _, _ in orders}
+            still = {name: Stillness(self.members[name].pid) for name in pending.values()}
             while pending:
-                for pipe in wait(list(pending)):
+                ready = wait(list(pending), _LOOK_S)
+                for pipe in ready:
                     name = pending.pop(pipe)  # type: ignore[call-overload]
                     answers[name] = self.members[name].answer()
+                for name in pending.values() if not ready else ():
+                    self.members[name].give_up_if_still(still[name])
         except ContestantFailed as failure:
             raise job_error(failure, f"{failure.name}: ") from failure
         return [answers[name] for name, _, _ in orders]

@@ -9,7 +9,8 @@ Its process is forked, so it starts in milliseconds with torch already imported;
 It stays in the caller's process group, dies with the caller, and is pinned to `cores`. Requests and answers are JSON:
 what a contestant runs may be a stranger's program, and JSON cannot carry code back.
 
-A contestant that raises, crashes or is killed makes `ask` raise ContestantFailed with the reason; the others go on.
+A contestant that raises, crashes, is killed or stands still makes `ask` raise ContestantFailed with the reason; the
+others go on.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import sys
 import traceback
@@ -34,6 +36,9 @@ from torchstone.errors import DataMissing, InvalidModel, OutOfMemory
 from worker import processes
 
 FailureKind = Literal["error", "invalid_model", "out_of_memory", "unavailable", "data_missing", "died"]
+_LOOK_MS = 1000
+STILL_LOOKS = 20
+"""So many looks in a row that find a contestant at rest, and it is given up: what it does takes processor time."""
 _MEMORY_WORDS = ("can't allocate memory", "out of memory", "cannot allocate memory", "bad_alloc", "not enough memory")
 
 
@@ -60,6 +65,8 @@ class Contestant:
     pid: int
     pipe: Connection
     exit_status: int | None = None
+    oom_kills: int | None = None
+    """Of the machine when it started."""
 
     @classmethod
     def start(cls, name: str, make: Callable[[], object], cores: tuple[int, ...], threads: int) -> Contestant:
@@ -78,7 +85,7 @@ class Contestant:
             ours.close()
             _live(name, make, theirs, parent, cores, threads)
         theirs.close()
-        return cls(name, pid, ours)
+        return cls(name, pid, ours, oom_kills=processes.oom_kills())
 
     def ask(self, request: str, /, **arguments: Any) -> Any:
         """Run the method named `request` over there; its answer. Raises ContestantFailed."""
@@ -94,6 +101,7 @@ class Contestant:
 
     def answer(self) -> Any:
         """The answer to the last `send`. Raises ContestantFailed."""
+        self._wait()
         try:
             status, value = orjson.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
@@ -101,6 +109,22 @@ class Contestant:
         if status == "ok":
             return value
         raise ContestantFailed(self.name, value["kind"], value["reason"])
+
+    def _wait(self) -> None:
+        ready = select.poll()  # Connection.poll makes a new selector each time, which takes longer than the waking
+        ready.register(self.pipe.fileno(), select.POLLIN)
+        still = processes.Stillness(self.pid)
+        while not ready.poll(_LOOK_MS):
+            self.give_up_if_still(still)
+
+    def give_up_if_still(self, still: processes.Stillness) -> None:
+        """Look once more; end a process that stands still for too long. Raises ContestantFailed then."""
+        if still.look() < STILL_LOOKS:
+            return
+        self.end()
+        why = ": it is stopped by a signal" if still.is_stopped else ", and waits for no disk"
+        reason = f"its process {self.pid} took no processor time for {STILL_LOOKS} s{why}; it was ended"
+        raise ContestantFailed(self.name, "died", reason)
 
     @property
     def has_answered(self) -> bool:
@@ -129,7 +153,7 @@ class Contestant:
         if self.exit_status is None:
             _, self.exit_status = os.waitpid(self.pid, 0)
         code = os.waitstatus_to_exitcode(self.exit_status)
-        if code == -signal.SIGKILL:
+        if code == -signal.SIGKILL and (self.oom_kills is None or processes.oom_kills() != self.oom_kills):
             return ContestantFailed(
                 self.name, "out_of_memory", "its process was killed (SIGKILL), most likely for memory"
             )

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.worker.fresh import call_fresh
-from torchstone.errors import OutOfMemory, WorkloadError
+from torchstone.errors import ProcessDied, WorkloadError
 from torchstone.parallel import ParallelSpec
 from torchstone.specs import parse_spec
 from worker.bench import Bench
@@ -148,7 +148,7 @@ class Dies(copies.Maker):
 
 
 def test_a_process_that_dies_ends_the_job_though_another_waits_for_it(tmp_path: Path) -> None:
-    with pytest.raises(OutOfMemory, match=r"maker: .*SIGKILL"):
+    with pytest.raises(ProcessDied, match=r"maker: .*SIGKILL"):
         call_fresh(_dying, tmp_path)
 
 
