@@ -146,7 +146,19 @@ def main():
         print("not repeated here:", ", ".join(LEFT_OUT))
     for batch_size in {batch_sizes}:
         x = laid_out(make_inputs(batch_size))
-        calls = {{name: step(build(make_model(), x), x) for name, build in BUILDERS.items()}}
+        calls = {{}}
+        for name, build in BUILDERS.items():
+            try:
+                call = step(build(make_model(), x), x)
+                with contextlib.nullcontext() if GRAD else torch.inference_mode():
+                    call()
+            except Exception as error:
+                if name == "{baseline}":
+                    raise
+                why = f"{{type(error).__name__}}: {{' '.join(str(error).split())[:200]}}"
+                print(f"batch {{batch_size}}, {{name}}: fails: {{why}}")
+            else:
+                calls[name] = call
         with contextlib.nullcontext() if GRAD else torch.inference_mode():
             expected = step(make_model(), x)().detach()
             for name, call in calls.items():

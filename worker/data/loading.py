@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,13 +33,18 @@ _RESIZED_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Data:
-    """A data set in memory: x (n, *shape) float32, or int64 for an Embedding; y (n,) int64, from 0 to classes - 1."""
+    """A data set in memory: x (n, *shape) float32, or int64 for an Embedding; y (n,) int64, from 0 to classes - 1.
+
+    Pixels from 0 to 1 became (pixel - mean) / deviation.
+    """
 
     x: Tensor
     y: Tensor
     x_test: Tensor
     y_test: Tensor
     classes: int
+    mean: float = 0.0
+    deviation: float = 1.0
 
     @property
     def bytes(self) -> int:
@@ -55,7 +60,7 @@ def load(spec: TrainSpec, folders: Sequence[str | Path]) -> Data:
     integers = facts(spec.fitted_model).input_dtype == "int64"
     data = _load(spec.dataset, folders, spec.normalize, torch.int64 if integers else torch.float32)
     x, x_test = (_fit(images, spec.image_size, spec.input_shape) for images in (data.x, data.x_test))
-    return Data(x, data.y, x_test, data.y_test, data.classes)
+    return replace(data, x=x, x_test=x_test)
 
 
 def _load(dataset: Dataset, folders: Sequence[str | Path], normalize: bool, dtype: torch.dtype) -> Data:
@@ -70,10 +75,11 @@ def _digits(normalize: bool) -> Data:
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as archive:
         x, y, x_test, y_test = (torch.from_numpy(archive[name]) for name in ("x", "y", "x_test", "y_test"))
     images, test = x[:, None].float() / 16, x_test[:, None].float() / 16
-    if normalize:
-        mean, deviation = images.mean(), images.std()
-        images, test = (images - mean) / deviation, (test - mean) / deviation
-    return Data(images, y.long(), test, y_test.long(), 10)
+    if not normalize:
+        return Data(images, y.long(), test, y_test.long(), 10)
+    mean, deviation = images.mean(), images.std()
+    images, test = (images - mean) / deviation, (test - mean) / deviation
+    return Data(images, y.long(), test, y_test.long(), 10, float(mean), float(deviation))
 
 
 def _fashion_mnist(dataset: NamedDataset, folders: Sequence[str | Path], normalize: bool) -> Data:
@@ -84,7 +90,7 @@ def _fashion_mnist(dataset: NamedDataset, folders: Sequence[str | Path], normali
         images = idx.tensor(datasets.read(dataset.name, f"{part}-images", folder))
         labels = idx.tensor(datasets.read(dataset.name, f"{part}-labels", folder))
         parts[part] = (images[:, None].float().div_(255).sub_(mean).div_(deviation), labels.long())
-    return Data(*parts["train"], *parts["test"], classes=dataset.classes)
+    return Data(*parts["train"], *parts["test"], dataset.classes, mean, deviation)
 
 
 def _synthetic(made: Synthetic, test_samples: int) -> Data:

@@ -34,6 +34,10 @@ _TIMES_TURNED = 2
 """Some of the units that were turned over may do more than all of them together, but not much."""
 _WIDEST = 0.1
 """Beyond it nothing would be proven: a gradient that one of two devices forgot is 0.5 and more apart."""
+_EPSILON = 2e-7
+_CANCELLED = 1e-6
+"""Of the loss: where no number of a gradient is larger, the samples' shares cancelled, and what is left is rounding."""
+ONLY_ROUNDING = "the whole gradient is rounding: all samples' cancel"
 _NO_DIRECTION = 1e-5
 """Of the whole gradient's norm: below it a tensor's gradient is rounding, which Adam blows up to full steps."""
 Arrays = dict[str, NDArray[Any]]
@@ -85,13 +89,17 @@ def compare(
         tolerances[what] = max(tolerances[what], min(_TIMES_ROUNDING * rounding, _WIDEST))
     loss = _closeness({"": np.array(of.losses)}, {"": np.array(against.losses)}, None, tolerances["loss"])
     worst: dict[str, Any] | None = None
-    for step in range(steps):
+    cancelled = [_cancelled(of, against, step) for step in range(steps)]
+    # Adam makes full steps of a gradient that is rounding: what comes after has no direction to compare.
+    aimless = next((step for step in range(steps) if adaptive and cancelled[step]), steps)
+    for step in range(min(steps, aimless + 1)):
         slack = turned.get(f"gradient/{step}/", {})
         found = gradients_apart(of, against, step, tolerances["gradient"], unwidened["gradient"], slack)
         if worst is None or _quality(found) < _quality(worst):
             worst = found
     assert worst is not None
     idle = _without_direction(against, steps) if adaptive else frozenset()
+    idle |= against.part("weights/").keys() if aimless < steps else frozenset()
     weights = _closeness(
         of.part("weights/"),
         against.part("weights/"),
@@ -100,6 +108,7 @@ def compare(
         unwidened["weights"],
         idle,
         turned.get("weights/", {}),
+        cancelled=_moved_by(of, against, cancelled, steps),
     )
     if idle:
         weights["detail"] = (
@@ -118,7 +127,29 @@ def gradients_apart(
 ) -> dict[str, Any]:
     """Whether the gradients of one step are equal within `tolerance`."""
     ours, theirs = (found.part(f"gradient/{step}/") for found in (of, against))
-    return _closeness(ours, theirs, None, tolerance, unwidened, slack=slack)
+    cancelled = _cancelled(of, against, step)
+    return _closeness(ours, theirs, None, tolerance, unwidened, slack=slack, cancelled=cancelled)
+
+
+def _cancelled(of: Found, against: Found, step: int) -> float:
+    """How large rounding may be in the gradient of a step that is nothing else; 0 where there is a gradient."""
+    loss = abs(against.losses[step])
+    largest = max(_largest(found.part(f"gradient/{step}/")) for found in (of, against))
+    return _EPSILON * loss if math.isfinite(loss) and largest < _CANCELLED * loss else 0.0
+
+
+def _moved_by(of: Found, against: Found, cancelled: list[float], steps: int) -> float:
+    """How far such gradients may move weights: as far as they did, by their size; 0 where one step had a gradient."""
+    if not all(cancelled):
+        return 0.0
+    gradient = max(_largest(found.part(f"gradient/{step}/")) for found in (of, against) for step in range(steps))
+    start = against.part("initial/")
+    moves = [{name: w - start[name] for name, w in f.part("weights/").items() if name in start} for f in (of, against)]
+    return sum(cancelled) * max(map(_largest, moves)) / (gradient or 1.0)
+
+
+def _largest(arrays: Arrays) -> float:
+    return max((float(np.abs(a).max(initial=0.0)) for a in arrays.values() if a.dtype.kind == "f"), default=0.0)
 
 
 def moved(of: Found, against: Found, steps: int) -> Moved:
@@ -169,12 +200,13 @@ def _closeness(
     unwidened: float | None = None,
     without: frozenset[str] = frozenset(),
     slack: dict[str, float] | None = None,
+    cancelled: float = 0.0,
 ) -> dict[str, Any]:
     """Whether two sets of arrays are equal within `tolerance`, each by itself; the numbers told are of all together.
 
     NaNs in the same place are equal, and counted. `initial`: judge by how far each has moved from there. `unwidened`:
     the tolerance that decides what is negligible beside the largest number, where it is another one. `slack`: how much
-    further than `tolerance` a tensor may be apart because of units at a kink.
+    further than `tolerance` a tensor may be apart because of units at a kink. `cancelled`: how far any number may be.
     """
     if ours.keys() != theirs.keys():
         only = sorted(ours.keys() ^ theirs.keys())[:5]
@@ -197,8 +229,8 @@ def _closeness(
         values.append(np.abs(b[finite]))
     largest = max((float(np.abs(move).max(initial=0.0)) for move in moves), default=0.0)
     # What is rounding beside the largest movement, or of the numbers themselves, has no direction to compare.
-    rounding = 0.0 if initial is None else 2e-7 * max((float(v.max(initial=0.0)) for v in values), default=0.0)
-    atol = max((unwidened or tolerance) * largest * _NEGLIGIBLE, rounding)
+    rounding = 0.0 if initial is None else _EPSILON * max((float(v.max(initial=0.0)) for v in values), default=0.0)
+    atol = max((unwidened or tolerance) * largest * _NEGLIGIBLE, rounding, cancelled)
     ratios = {
         name: _norm(error) / (_norm(move) or 1e-300)
         for name, error, move in zip(names, errors, moves, strict=True)
@@ -218,7 +250,7 @@ def _closeness(
         norm_rel_error=_norm(error) / norm if norm > 0 else None,
         bitwise=all(ours[name].tobytes() == theirs[name].tobytes() for name in names),
         nan_count=nan_count,
-        detail=_in_words(apart, excused, excuses),
+        detail=_in_words(apart, excused, excuses) or (ONLY_ROUNDING if cancelled else None),
         worst=max(ratios.values(), default=0.0),
     )
 

@@ -37,11 +37,12 @@ class Feed:
         """Of this process, on other devices."""
 
     @staticmethod
-    def write(setting: Setting) -> None:
-        """Load the data set. Raises DataMissing where its files are not there or not right."""
+    def write(setting: Setting) -> data.Data:
+        """Load the data set for all. Raises DataMissing where its files are not there or not right."""
         loaded = data.load(setting.spec, setting.data_folders)
         for part in _PARTS:
             np.save(_path(setting, part), getattr(loaded, part).numpy())
+        return loaded
 
     def on(self, rank: int) -> Feed:
         """The same data on the device of another rank of this process; it follows the epochs that this one begins."""

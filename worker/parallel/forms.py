@@ -109,6 +109,7 @@ class SynchronizedBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
+        given, x = x.dtype, x.float()  # statistics are float32, as torch's own layer has them under autocast
         over = [0, *range(2, x.dim())]
         shape = [1, -1, *[1] * (x.dim() - 2)]
         count = x.new_full((1,), x.numel() / self.num_features)
@@ -122,7 +123,8 @@ class SynchronizedBatchNorm(nn.modules.batchnorm._BatchNorm):
         y = centred * torch.rsqrt(variance.view(shape) + self.eps)
         if self.weight is not None:
             y = y * self.weight.view(shape)
-        return y if self.bias is None else y + self.bias.view(shape)
+        y = y if self.bias is None else y + self.bias.view(shape)
+        return y.to(given)
 
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
         if not self.track_running_stats:

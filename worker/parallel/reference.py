@@ -55,7 +55,8 @@ class Reference:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting = replace(setting, strategy="reference")
-        Feed.write(setting)
+        loaded = Feed.write(setting)
+        self.input = {"input_mean": loaded.mean, "input_std": loaded.deviation}
         self.feed = Feed(setting, 0)
         self.course = Course(setting)
 
@@ -72,6 +73,7 @@ class Reference:
             "pairs": {str(k): len(list(pairs(module, k))) for k in {1, devices}},
             "parameters": sum(p.numel() for p in module.parameters()),
             "state_bytes": sum(value.nbytes for value in module.state_dict().values()),
+            **self.input,
         }
 
     def _work(self, module: nn.Module, batch_size: int) -> roofline.Work:

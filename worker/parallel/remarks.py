@@ -11,8 +11,10 @@ from typing import Any
 from torchstone.results import Code
 from worker.measure.quality import thread_codes
 from worker.measure.statistics import FEWEST_ROUNDS, LOOSEST_SAME
+from worker.parallel.equality import ONLY_ROUNDING
 from worker.parallel.report import Run, epoch_loss
 
+_BY_DATA = ("scratch", "replicate", "ddp", "fsdp", "parameter_server")
 _WEAK = 0.05
 """Tolerance of a gradient: beyond it equality shows that nothing was forgotten, and no more."""
 _GUESSING = 0.98
@@ -28,6 +30,11 @@ def remarks(runs: list[Run], devices: int, noise_floor: float | None) -> list[Co
     others = [run for run in runs if run.name != "single"]
     if devices == 1 and others:
         codes.append(Code(code="one_device", severity="info", evidence={"of": [run.name for run in others]}))
+    if devices > 1 and others and len(others) == len(runs):
+        codes.append(Code(code="no_baseline", severity="info", evidence={"of": [run.name for run in others]}))
+    for run in others:
+        if run.setting.strategy in _BY_DATA and run.setting.batch_size < devices:
+            codes.append(_code("idle_devices", run, "warning", batch_size=run.setting.batch_size, devices=devices))
     if noise_floor is not None and noise_floor > LOOSEST_SAME:
         evidence = {"noise_floor": noise_floor, "asked": LOOSEST_SAME}
         codes.append(Code(code="noise_floor", severity="warning", evidence=evidence))
@@ -50,14 +57,14 @@ def _weak_proof(run: Run) -> list[Code]:
         return []
     widest, steps = max(check.rtol or 0.0 for check in rows), min(check.at["steps"] for check in rows)
     wanted = min(run.setting.spec.check_steps, run.course.total_steps)
-    if widest < _WEAK and steps == wanted:
+    if widest < _WEAK and steps == wanted and not any(ONLY_ROUNDING in (check.detail or "") for check in rows):
         return []
     return [_code("weak_proof", run, gradient_rtol=widest, steps=steps, wanted=wanted)]
 
 
 def _not_learning(run: Run) -> list[Code]:
     spec = run.setting.spec
-    if not run.epochs or spec.loss_reduction != "mean" or spec.dataset.classes < 2:
+    if not run.epochs or spec.dataset.classes < 2:
         return []
     loss, guessing = epoch_loss(run, run.epochs[-1]), math.log(spec.dataset.classes)
     if not _GUESSING < loss / guessing < 2 - _GUESSING:

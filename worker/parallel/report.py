@@ -24,7 +24,6 @@ from worker.parallel import clock
 from worker.parallel.setting import Course, Setting
 
 Numbers = NDArray[np.float64]
-_SMALLEST_DELTA = 0.01
 _SENT = {
     "fsdp": "weights for forward and backward, and gradients",
     "tensor": "partial outputs and their gradients",
@@ -223,10 +222,10 @@ def _curves(result: Result, run: Run) -> None:
 
 
 def epoch_loss(run: Run, epoch: Epoch) -> float:
-    """The mean over an epoch's steps, weighted by samples."""
-    sizes = [sum(n for _, n in row) for row in epoch.losses]
-    weighted = [run.reduced(row) * size for row, size in zip(epoch.losses, sizes, strict=True)]
-    return sum(weighted) / sum(sizes) if sum(sizes) else math.nan
+    """The mean over an epoch's samples, however the steps' losses are reduced."""
+    shares = [share for row in epoch.losses for share in row]
+    samples = sum(n for _, n in shares)
+    return sum(loss for loss, _ in shares) / samples if samples else math.nan
 
 
 def _accuracies(run: Run) -> list[float]:
@@ -300,7 +299,7 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
     weak = run.at.get("scaling") == "weak"
     if weak and run.full_batch < run.setting.batch_size:
         reason = reason or f"the data do not hold a batch of {run.setting.batch_size}: its step is a smaller one"
-    delta = max(_SMALLEST_DELTA, result.noise_floor or 0.0)
+    delta = max(statistics.SMALLEST_DELTA, result.noise_floor or 0.0)
     for name, ours, theirs in (("epoch", run.epoch_s, single.epoch_s), ("step", run.step_s, single.step_s)):
         rounds = min(len(ours), len(theirs))
         if rounds == 0 or (weak and name == "epoch"):
@@ -318,7 +317,7 @@ def _against_single(result: Result, run: Run, single: Run) -> None:
                 p10_speedup=None if reason else ratio.p10_ratio,
                 noise_floor=result.noise_floor,
                 verdict="withheld" if reason else statistics.verdict(ratio.interval, delta),
-                reason=reason or few,
+                reason=reason or few or statistics.hidden_by_noise(ratio.interval, result.noise_floor),
             )
         )
     devices = run.setting.world_size

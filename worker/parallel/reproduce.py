@@ -85,7 +85,7 @@ def main():
     x, y, x_test, y_test = load_data()
     parts = batches(len(y), BATCH_SIZE, SPEC["drop_last"])
     total_steps = min(len(parts) * EPOCHS, SPEC["max_steps"] or len(parts) * EPOCHS)
-    torch.manual_seed(SEED + rank)
+    torch.manual_seed(int.from_bytes(hashlib.sha256(f"{{SEED}}/{{rank}}".encode()).digest()[:8], "big") >> 1)
     step = 0
     for epoch in range(EPOCHS):
         visit = epoch_order(len(y), epoch, SEED, SPEC["shuffle"])
@@ -96,20 +96,25 @@ def main():
                 break
             batch = visit[part]
             share = torch.tensor_split(batch, world_size)[rank]
-            inputs = x[share] if change is None else change(x[share], share)
-            if CHANNELS_LAST and inputs.dim() == 4:
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            largest = -(-len(batch) // world_size)
+            pieces = torch.tensor_split(share, max(1, min(SPEC["gradient_accumulation"], largest)))
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step, len(parts), total_steps, world_size)
             optimizer.zero_grad()
-            with nullcontext() if DTYPE == torch.float32 else torch.autocast("cpu", DTYPE):
-                output = trained(inputs)
-            loss = nn.functional.cross_entropy(output.float(), y[share], reduction="sum")
-            # DDP averages over ranks: what is wanted is the sum, over the samples of the whole batch.
-            scale = world_size / len(batch) if SPEC["loss_reduction"] == "mean" else world_size
-            (loss * scale).backward()
+            for number, piece in enumerate(pieces, 1):
+                inputs = x[piece] if change is None else change(x[piece], piece)
+                if CHANNELS_LAST and inputs.dim() == 4:
+                    inputs = inputs.contiguous(memory_format=torch.channels_last)
+                with nullcontext() if world_size == 1 or number == len(pieces) else trained.no_sync():
+                    with nullcontext() if DTYPE == torch.float32 else torch.autocast("cpu", DTYPE):
+                        output = trained(inputs)
+                    loss = nn.functional.cross_entropy(output.float(), y[piece], reduction="sum")
+                    # DDP averages over ranks: what is wanted is the sum, over the samples of the whole batch.
+                    scale = world_size / len(batch) if SPEC["loss_reduction"] == "mean" else world_size
+                    (loss * scale).backward()
+                total += float(loss.detach())
             optimizer.step()
-            total, seen, step = total + float(loss.detach()), seen + len(share), step + 1
+            seen, step = seen + len(share), step + 1
         seconds = time.perf_counter() - begun_s
         model.eval()
         with torch.inference_mode():

@@ -19,7 +19,7 @@ def unavailable(setting: Setting, facts: dict[str, Any]) -> str | None:
     if unfit is not None:
         return unfit
     if setting.strategy == "pipeline" and facts["layers"] < devices:
-        return f"{facts['layers']} layers cannot be cut into {devices} stages"
+        return fitness.too_few_layers(facts["layers"], devices)
     if setting.strategy == "tensor" and not facts["pairs"][str(devices)]:
         return "no two layers of this model, one feeding the other unit by unit, can be cut over the devices"
     return inductor.no_compiler() if setting.is_compiled and setting.is_cpu else None

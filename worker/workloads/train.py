@@ -143,7 +143,8 @@ class Experiment:
         self.host = {"name": self.bench.host, **host_facts(self.bench.cores), "seed": self.spec.seed}
         self.host["devices"] = [asdict(device) for device in self.bench.devices]
         self.result.environment = {"hosts": [self.host]}
-        for name, unit in (("parameters", "1"), ("state_bytes", "B")):
+        of_input = [("input_mean", "1"), ("input_std", "1")] if self.facts["input_std"] != 1 else []
+        for name, unit in (("parameters", "1"), ("state_bytes", "B"), *of_input):
             self.result.figures.append(Figure(name=name, of="model", value=self.facts[name], unit=unit))
         self._reproduce()
 

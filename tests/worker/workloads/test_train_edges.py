@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from torchstone.results import Result
 from torchstone.specs import parse_spec
 from worker.bench import Bench
 from worker.parallel import forms, loop
+from worker.parallel.group import Group
 from worker.parallel.reference import Reference
 from worker.parallel.setting import Setting
 from worker.parallel.single import Single
@@ -293,3 +297,57 @@ def _chunks(folder: Path) -> tuple[float, float]:
     with np.load(folder / "told.npz") as told:
         apart = np.abs(told["gradient/0/0.weight"] - module.get_parameter("0.weight").grad.numpy()).max()
         return float(apart), float(np.abs(told["weights/1.running_mean"] - kept[0].numpy()).max())
+
+
+def test_a_gradient_that_is_nothing_but_rounding_is_equal_and_proves_little(tmp_path: Path) -> None:
+    """Zero weights and as many samples of each class: only the last bias has a gradient, and it cancels."""
+    data = {"synthetic": {"samples": 1000, "shape": [16]}}
+    fields = {"model": {"preset": "mlp", "init": "zeros"}, "dataset": data, "batch_size": 1000, "max_steps": 3}
+    for optimizer in ({"name": "sgd", "lr": 0.1}, {"name": "adam", "lr": 0.001}):
+        folder = tmp_path / str(optimizer["name"])
+        folder.mkdir()
+        more = fields | {"strategies": ["single", "scratch", "ddp"], "optimizer": optimizer}
+        result = run_fresh(DIGITS | more, folder).result
+        assert all_pass(result), [check for check in result.checks if not check.passed]
+        assert {c.evidence["of"] for c in result.quality.codes if c.code == "weak_proof"} == {
+            "single",
+            "scratch",
+            "ddp",
+        }
+
+
+def test_statistics_over_ranks_are_as_precise_in_bfloat16_as_torchs_own(tmp_path: Path) -> None:
+    plain = torch.nn.BatchNorm1d(9)
+    ours = forms.SynchronizedBatchNorm(torch.nn.BatchNorm1d(9), Group())
+    x = (torch.randn(514, 9, generator=torch.Generator().manual_seed(0)) / 2 + 3).bfloat16()
+    expected, found = plain(x), ours(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(ours.running_mean, plain.running_mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(ours.running_var, plain.running_var, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_the_loss_of_an_epoch_is_that_of_its_samples_however_it_is_reduced(tmp_path: Path) -> None:
+    fields = {"batch_size": 4, "loss_reduction": "sum", "optimizer": {"name": "sgd", "lr": 0}, "epochs": 1}
+    result = run_fresh(TEN_ROWS | fields, tmp_path).result
+    for of in TEN_ROWS["strategies"]:
+        assert curve(result, "train_loss", of).y == pytest.approx([math.log(2)])
+
+
+def test_what_hinders_and_what_is_missing_is_told(tmp_path: Path) -> None:
+    spec = TEN_ROWS | {"strategies": ["scratch", "ddp"], "batch_size": 1, "max_steps": 2}
+    codes = run_fresh(spec, tmp_path).result.quality.codes
+    assert [code.evidence["of"] for code in codes if code.code == "no_baseline"] == [["scratch", "ddp"]]
+    assert {code.evidence["of"] for code in codes if code.code == "idle_devices"} == {"scratch", "ddp"}
+
+
+def test_the_reproduction_accumulates_and_drops_out_as_the_job_did(tmp_path: Path) -> None:
+    drop = {"type": "Dropout", "p": 0.5}
+    model = layers(linear(64, 32), {"type": "BatchNorm1d", "num_features": 32}, drop, linear(32, 10), input_shape=[64])
+    fields = {"model": model, "gradient_accumulation": 2, "strategies": ["single"], "epochs": 1}
+    outcome = run_fresh(DIGITS | fields, tmp_path)
+    assert outcome.kept["data.npz"].parent == outcome.kept["reproduce.py"].parent == tmp_path
+    command = [sys.executable, "-P", "reproduce.py"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120)
+    told = float(run.stdout.partition("loss ")[2].partition(",")[0])
+    assert told == pytest.approx(curve(outcome.result, "train_loss", "single").y[0], abs=2e-4)
