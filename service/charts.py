@@ -66,7 +66,7 @@ def charts_of(job: Json) -> list[Chart]:
 def _of_curves(job: Json) -> list[Chart]:
     groups: dict[tuple[str, str], list[Json]] = {}
     for curve in (job.get("result") or {}).get("curves") or []:
-        if any(y is not None for y in curve["y"]):
+        if any(x is not None and y is not None for x, y in zip(curve["x"], curve["y"], strict=True)):
             groups.setdefault((curve["name"], curve["x_name"]), []).append(curve)
     first_x: dict[str, str] = {}
     found = []
@@ -128,7 +128,7 @@ def _describe(chart: Chart) -> dict[str, Any]:
     y = y.axis(format="~%" if chart.y_name == "accuracy" else "~s" if in_thousands else "~g", tickCount=6)
     if chart.x_name.endswith("_bytes"):  # from one cache's size to memory's: equal factors, equal distances
         x = x.axis(grid=False, format="~s", labelFlush=False)
-        x, y = (_by_factors(axis, [row[key] for row in rows]) for axis, key in ((x, "x"), (y, "y")))
+        x, y = _by_factors(x, _values(rows, "x")), _by_factors(y, _values(rows, "y", "low"))
     elif _is_geometric(chart.curves):
         x = x.scale(type="log", base=2, nice=False).axis(grid=False, format="~g", labelFlush=False)
     else:
@@ -180,8 +180,12 @@ def _is_geometric(curves: tuple[Json, ...]) -> bool:
 
 def _is_wide(rows: list[dict[str, Any]]) -> bool:
     """Whether the largest y is so many times the smallest that a linear axis would show but the largest."""
-    ys = [row["y"] for row in rows if row["y"] is not None]
+    ys = _values(rows, "y", "low")
     return bool(min(ys) > 0 and max(ys) >= _WIDE * min(ys))
+
+
+def _values(rows: list[dict[str, Any]], *keys: str) -> list[float]:
+    return [row[key] for row in rows for key in keys if row.get(key) is not None]
 
 
 def _by_factors(axis: Any, values: list[float]) -> Any:

@@ -161,10 +161,11 @@ def test_a_clients_retry_does_not_double_the_job(up: Running) -> None:
 @pytest.mark.parametrize("value", ["NaN", '"nan"', "1e999", "-Infinity"])
 def test_no_number_but_a_finite_one_is_taken(up: Running, value: str) -> None:
     """fastapi#459: NaN travelled in, and could not travel out."""
-    body = f'{{"kind": "jit", "model": {{"preset": "mlp"}}, "budget_s": {value}}}'
+    body = f'{{"kind": "train", "model": {{"preset": "mlp"}}, "optimizer": {{"name": "sgd", "lr": {value}}}}}'
     answer = httpx.post(f"{up.url}/v1/jobs", content=body, headers={"Content-Type": "application/json"})
-    assert 400 <= answer.status_code < 500
+    assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
+    assert [fault["pointer"] for fault in answer.json()["errors"]] == ["/optimizer/lr"]
 
 
 def test_cancel_leaves_no_work_behind(up: Running, client: Client) -> None:

@@ -55,7 +55,7 @@ async def devices(request: Request) -> Response:
 @get(
     router,
     "/hosts/{name}/ceilings",
-    summary="What a host can reach, by its newest hardware report",
+    summary="What a host can reach, by its hardware reports",
     responses={200: shaped("HostCeilings")},
 )
 async def ceilings(name: str, request: Request) -> Response:

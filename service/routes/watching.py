@@ -21,7 +21,7 @@ from service.queries import Query
 from service.routes import get, plain_router
 from service.routes.jobs import find
 from service.runtime import Runtime, of
-from torchstone.errors import BadRequest
+from torchstone.errors import BadRequest, NotFound
 from torchstone.jobs import TERMINAL
 from torchstone.store import events, jobs, logs
 
@@ -90,6 +90,8 @@ async def show_logs(job_id: str, request: Request) -> Response:
     row = await find(runtime, job_id)
     attempt = query.integer("attempt", 0, least=1, most=1_000_000) if query.text("attempt") is not None else None
     follow = query.flag("follow") and request.method != "HEAD"
+    if attempt is not None and attempt > row["attempt"] and not (follow and row["state"] not in TERMINAL):
+        raise NotFound(f"job {row['id']} has had {row['attempt']} attempts: there is none with number {attempt}")
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "X-Accel-Buffering": "no"}
     text = _logs(runtime, row["id"], attempt, follow)
     return StreamingResponse(text, headers=headers, media_type="text/plain; charset=utf-8")

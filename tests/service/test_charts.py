@@ -120,6 +120,16 @@ def test_intervals_are_bars_where_they_are_known() -> None:
     assert "| speed-up |" in words_of(known), "the axis keeps its title"
 
 
+def test_charts_of_numbers_that_no_logarithm_takes() -> None:
+    sizes = [1, 2, 4, 8, 1000]
+    within = {"x_name": "size_bytes", "y_name": "s", "x": sizes, "ci95": [(-1e-7, 1.0), None, None, None, (0.0, 2.0)]}
+    rows = curve("cpu:0", [1e-6, None, 1e-5, 1e-4, 1.0], "time_per_call", **within)
+    (chart,) = charts.charts_of(job(Result(curves=[rows, curve("cpu:1", [1.0], x=[None])])))
+    for x_name in ("size_bytes", "size"):
+        (chart,) = charts.charts_of(job(Result(curves=[rows.model_copy(update={"x_name": x_name})])))
+        assert b"NaN" not in charts.draw(chart, "svg")
+
+
 def test_lines_that_hide_one_another_differ_in_width() -> None:
     same, other = [0.1, 0.5, 0.9], [0.1, 0.7, 0.95]
     over = tuple(curve(of, list(same)).model_dump() for of in ("single", "scratch", "ddp"))
