@@ -1,11 +1,12 @@
-"""A host's ceilings: the rates that its newest `hardware` report found, which every later result is set against.
+"""A host's ceilings: the rates that its `hardware` reports found, which every later result is set against.
 
     ceilings = Ceilings(document)             # as GET /v1/hosts/NAME/ceilings shows it; None = no report
     peak = ceilings.find("FLOP/s", dtype="float32", device_type="cpu", cores=2)
     peak.value, peak.job, peak.grade          # or a Reason, where the report has no such figure
 
-A probe counts as the newest report has it that ran it and is not `invalid`, so that a report on the storage alone does
-not make the rest forgotten. A ceiling keeps the job that found it and that job's grade.
+A probe counts as the newest `valid` report has it that ran it, so that a report on the storage alone does not make the
+rest forgotten; where no report of it is valid, as the newest `suspect` one has it: what disturbed the machine lowers no
+roof. A ceiling keeps the job that found it and that job's grade.
 """
 
 from __future__ import annotations
@@ -39,22 +40,20 @@ def document(host: str, newest_first: Iterable[Report]) -> Json | None:
     """The ceilings of `host` as they are served; None where no report is fit for it."""
     found: list[Json] = []
     seen: set[str] = set()
-    newest: Report | None = None
-    for report in newest_first:
-        if report.grade == "invalid":
-            continue
-        newest = newest or report
+    fit = [report for report in newest_first if report.grade != "invalid"]
+    fit.sort(key=lambda report: report.grade != "valid")
+    for report in fit:
         rates = [row for row in report.result["figures"] if row["unit"] in RATES and row["value"] is not None]
         source = {"job": report.job_id, "finished_at": report.finished_at, "grade": report.grade}
         found += [{**{k: row[k] for k in _FIELDS if k in row}, **source} for row in rates if row["of"] not in seen]
         seen |= {row["of"] for row in rates}
-    if newest is None:
+    if not fit:
         return None
     return {
         "host": host,
-        "job": newest.job_id,
-        "finished_at": newest.finished_at,
-        "grade": newest.grade,
+        "job": fit[0].job_id,
+        "finished_at": fit[0].finished_at,
+        "grade": fit[0].grade,
         "ceilings": found,
     }
 

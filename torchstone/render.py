@@ -341,7 +341,13 @@ def _span(pair: Sequence[float | None] | None, unit: Scale) -> str:
 
 
 def _evidence(evidence: Json) -> str:
-    return ", ".join(f"{key} {cell(value)}" for key, value in evidence.items() if value not in ({}, [], ""))
+    return ", ".join(f"{key} {_listed(value)}" for key, value in evidence.items() if value not in ({}, [], ""))
+
+
+def _listed(value: Any) -> str:
+    """Numbers of a list in brackets: `cores [0]` is core 0, not none."""
+    are_numbers = isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)
+    return f"[{', '.join(map(cell, value))}]" if are_numbers else cell(value)
 
 
 def _plain(line: str) -> str:

@@ -83,7 +83,9 @@ def prelu(layer: Any, shape: Shape) -> Shape:
 
 def batch_norm(spatial: int) -> Any:
     def shape_of(layer: Any, shape: Shape) -> Shape:
-        if spatial == 1 and shape == (layer.num_features,):
+        if spatial == 1 and len(shape) == 1:
+            if shape != (layer.num_features,):
+                raise Misfit(f"[{layer.num_features}] or [{layer.num_features}, length]")
             return shape
         channels_first(layer.num_features, spatial, shape)
         return shape

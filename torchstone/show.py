@@ -54,12 +54,17 @@ def devices(hosts: Sequence[Json]) -> None:
             host["state"],
             device["name"],
             device.get("description") or "",
-            (device.get("held_by") or {}).get("job", ""),
+            (device.get("held_by") or {}).get("job") or _not_free(host),
         )
         for host in hosts
         for device in host["devices"]
     ]
     _table(("host", "state", "device", "what", "held by"), rows)
+
+
+def _not_free(host: Json) -> str:
+    """Of a device that no job holds, and none may take."""
+    return f"free, but for {host['isolated_by']}, which has the machine to itself" if host.get("isolated_by") else ""
 
 
 def kinds(found: Sequence[Json]) -> None:

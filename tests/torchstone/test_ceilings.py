@@ -36,15 +36,25 @@ GEMM = figure("gemm", "gemm", 80e9, "FLOP/s", cores=2, device_type="cpu", dtype=
 
 
 def test_each_probe_counts_as_the_newest_fit_report_has_it() -> None:
-    newer = figure("memory", "stream_triad", 5e9, cores=2)
+    newer = figure("memory", "stream_triad", 22e9, cores=2)
     found = document(
         "a",
-        [report("3", "invalid", GEMM), report("2", "suspect", newer), report("1", "valid", *MEMORY, GEMM)],
+        [report("3", "invalid", GEMM), report("2", "valid", newer), report("1", "valid", *MEMORY, GEMM)],
     )
-    assert found is not None and (found["job"], found["grade"], found["host"]) == ("2", "suspect", "a")
-    assert [(row["of"], row["value"], row["job"], row["grade"]) for row in found["ceilings"]] == [
-        ("memory", 5e9, "2", "suspect"),
-        ("gemm", 80e9, "1", "valid"),
+    assert found is not None and (found["job"], found["grade"], found["host"]) == ("2", "valid", "a")
+    assert [(row["of"], row["value"], row["job"]) for row in found["ceilings"]] == [
+        ("memory", 22e9, "2"),
+        ("gemm", 80e9, "1"),
+    ]
+
+
+def test_a_disturbed_report_lowers_no_roof_and_is_one_where_there_is_no_other() -> None:
+    disturbed = report("2", "suspect", figure("memory", "stream_triad", 5e9, cores=2), GEMM)
+    found = document("a", [disturbed, report("1", "valid", *MEMORY)])
+    assert found is not None and (found["job"], found["grade"]) == ("1", "valid")
+    assert [(row["of"], row["job"], row["grade"]) for row in found["ceilings"]][-2:] == [
+        ("memory", "1", "valid"),
+        ("gemm", "2", "suspect"),
     ]
 
 

@@ -11,6 +11,7 @@ from torchstone.specs import Variant, parse_spec
 from torchstone.training import Strategy
 
 MLP = {"model": {"preset": "mlp"}}
+ONE = {"layers": [{"type": "Linear", "in_features": 64, "out_features": 10}], "input_shape": [64]}
 
 
 def jit(**fields: Any) -> Any:
@@ -34,8 +35,15 @@ def test_forms_without_gradients_have_no_training_step() -> None:
     [
         ({"kind": "train", **MLP, "strategies": [s.value for s in Strategy]}, "cpu", ["replicate"]),
         ({"kind": "train", **MLP, "strategies": [s.value for s in Strategy]}, "cuda", []),
+        (
+            {"kind": "train", "model": ONE, "strategies": ["pipeline", "ddp"], "devices": {"count": 2}},
+            "cpu",
+            ["pipeline"],
+        ),
         ({"kind": "hardware"}, "cpu", ["host_device", "device_device"]),
         ({"kind": "hardware"}, "cuda", []),
+        ({"kind": "hardware", "probes": ["collectives", "memory"], "isolation": "device"}, "cpu", ["collectives"]),
+        ({"kind": "hardware", "isolation": "device", "devices": {"count": 2}}, "cuda", []),
         ({"kind": "async"}, "cpu", []),
         ({"kind": "parallel"}, "cpu", []),
     ],
@@ -48,8 +56,30 @@ def test_a_job_that_can_only_fail_is_told_so() -> None:
     graph = jit(variants=["cuda_graph", "eager"], baseline="cuda_graph")
     assert cautions(graph, "cpu")[1:] == ["the job will fail: its baseline cuda_graph cannot run"]
     alone = parse_spec({"kind": "train", **MLP, "strategies": ["replicate"]})
-    assert cautions(alone, "cpu")[1:] == ["nothing of it can run there"]
+    assert cautions(alone, "cpu")[1:] == ["nothing of it can run on cpu devices"]
     assert cautions(alone, "cuda") == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"batch_size": 1}, "of 2 devices 1 would have no sample: batch_size is 1"),
+        (
+            {"batch_size": 3},
+            "a device would have one sample at a time, of which BatchNorm1d has no statistics: batch_size is 3",
+        ),
+        ({"batch_size": 3, "batch_norm": "synchronized"}, None),
+        ({"batch_size": 1, "scaling": ["weak"]}, None),
+        ({"batch_size": 1, "strategies": ["single"]}, None),
+        ({"batch_size": 4}, None),
+    ],
+)
+def test_shares_that_are_too_small_are_told(fields: dict[str, Any], told: str | None) -> None:
+    layers = [{"type": "Flatten"}, {"type": "BatchNorm1d", "num_features": 64}]
+    layers.append({"type": "Linear", "in_features": 64, "out_features": 10})
+    model = {"layers": layers, "input_shape": [1, 8, 8]}
+    spec = {"kind": "train", "model": model, "devices": {"count": 2}, **fields}
+    assert cautions(parse_spec(spec), "cpu") == ([told] if told else [])
 
 
 def test_a_time_limit_shorter_than_the_budget_is_told() -> None:

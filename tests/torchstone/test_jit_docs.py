@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from torchstone.layers import LAYERS
 from torchstone.specs import JitSpec, Variant, parse_spec
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,11 @@ def table(heading: str) -> list[list[str]]:
 def names(heading: str) -> list[str]:
     """All that stands in backticks in the first column."""
     return [name for row in table(heading) for name in re.findall(r"`(\w+)`", row[0])]
+
+
+def test_every_layer_is_listed() -> None:
+    listed = PAGE.partition("Which layers there are")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == {*LAYERS}
 
 
 @pytest.mark.parametrize("text", SPECS)

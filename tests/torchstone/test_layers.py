@@ -181,7 +181,7 @@ def test_shapes_by_hand() -> None:
             (3, 4, 4),
             "at least [3, 5, 1] for its kernel",
         ),
-        ({"type": "BatchNorm1d", "num_features": 8}, (7,), "[8, length]"),
+        ({"type": "BatchNorm1d", "num_features": 8}, (7,), "[8] or [8, length]"),
         ({"type": "LayerNorm", "normalized_shape": [3, 4]}, (3, 5), "[.., 3, 4]"),
         ({"type": "Softmax"}, (3, 5), "a dim where the input has two dimensions after the batch's"),
         ({"type": "Softmax", "dim": 0}, (3,), "a dim other than the batch's (dim 0)"),
