@@ -4,7 +4,7 @@
 #   make demo     a job end to end, on free ports in a scratch folder, everything stopped afterwards
 #   make up       Torchstone on http://127.0.0.1:8000 until Ctrl-C
 #   make test     lint, then every test
-#   make gpu-check  every kind on this machine's GPUs, then the tests that need one; exit code 3 where there is none
+#   make gpu-check  every kind on this machine's GPUs, then the tests that need one; fails where there is none
 #
 # PYTHON=... names another interpreter than the first fitting one on PATH.
 

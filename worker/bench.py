@@ -87,7 +87,7 @@ class Bench:
     service_url: str | None = None
     """Where the HTTP service should answer."""
     ceilings: Ceilings = field(default_factory=lambda: Ceilings(None))
-    """What this host can reach, by its newest `hardware` report."""
+    """What this host can reach, by its `hardware` reports."""
     spare_cores: tuple[int, ...] = ()
     """Free for whatever is not measured; none where others may be at work there."""
     kept: list[dict[str, str]] = field(default_factory=list)

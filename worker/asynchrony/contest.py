@@ -127,8 +127,10 @@ class Contest(Field):
             ci95=None if withheld else statistics.finite(ratio.interval),
             p10_speedup=None if withheld else ratio.p10_ratio,
             noise_floor=floor,
-            verdict="withheld" if withheld else statistics.verdict(ratio.interval, max(0.01, floor or 0.0)),
-            reason=withheld,
+            verdict="withheld"
+            if withheld
+            else statistics.verdict(ratio.interval, max(statistics.SMALLEST_DELTA, floor or 0.0)),
+            reason=withheld or statistics.hidden_by_noise(ratio.interval, floor),
         )
         self.result.comparisons.append(row)
         return row

@@ -1,4 +1,4 @@
-"""A part's lanes against what this host was measured to reach, by its newest `hardware` report.
+"""A part's lanes against what this host was measured to reach, by its `hardware` reports.
 
     rows = against_ceilings(part, record, assigned, bench.ceilings)
     rows[0].name, rows[0].value        # "roofline", 0.9 of what as many cores reach; null without a report

@@ -21,7 +21,7 @@ from worker.concurrency.part import Part
 from worker.measure import statistics
 from worker.measure.quality import race_codes
 from worker.measure.race import Plan, Record
-from worker.measure.rows import SMALLEST_DELTA, twin_of
+from worker.measure.rows import twin_of
 
 HANDOVER_SHARE = 0.2
 """By how much `sequential` may exceed the sum of the runs alone before something else is a part of what it measures."""
@@ -58,7 +58,7 @@ def judge(result: Result, part: Part, record: Record, plan: Plan) -> Judged:
     for of, against in (*part.pairs, (twin, part.baseline)):
         ratio = _ratio(record, plan, of, against)
         floor = noise_floor if of == twin else _floor(part, record, against, noise_floor)
-        delta = max(SMALLEST_DELTA, floor)
+        delta = max(statistics.SMALLEST_DELTA, floor)
         if of != twin:
             half_widths.append(ratio.half_width)
             effects.append(statistics.smallest_detectable_effect(delta, ratio.half_width))
@@ -67,6 +67,8 @@ def judge(result: Result, part: Part, record: Record, plan: Plan) -> Judged:
             verdict, reason = "inconclusive", WHY_NOT_FASTER
         elif verdict == "faster" and of in part.cannot_win:
             verdict, reason = "inconclusive", part.cannot_win[of]
+        elif of != twin:
+            reason = statistics.hidden_by_noise(ratio.interval, floor)
         lane = by_name[of]
         at = {"part": part.name, **lane.at}
         result.comparisons.append(

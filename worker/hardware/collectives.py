@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from torchstone.fitness import ONE_DEVICE
 from worker.hardware.pair import ask_all, closing, time_runs
 from worker.hardware.probe import ProbeBench, ProbeReport
 from worker.measure.contestant import Contestant, ContestantFailed, Unavailable
@@ -50,7 +51,7 @@ def run(bench: ProbeBench) -> ProbeReport:
     devices = bench.gpus or bench.devices
     ranks = len(devices)
     if ranks < 2:
-        report.skip("collectives", "collectives need two devices or more, and this job holds one")
+        report.skip("collectives", ONE_DEVICE)
         return report
     backend = "nccl" if bench.gpus else "gloo"
     end_s = time.monotonic() + bench.budget_s

@@ -69,7 +69,9 @@ def compare_outputs(
     atol = max(atols, default=0.0)
     if not same_holes:
         only_ours, only_theirs = np.isnan(ours) & ~np.isnan(theirs), np.isnan(theirs) & ~np.isnan(ours)
-        holes = f"{int(only_ours.sum())} NaN only here, {int(only_theirs.sum())} only there, or infinities that differ"
+        endless = int((np.isinf(ours) != np.isinf(theirs)).sum())
+        holes = f"{int(only_ours.sum())} NaN only here, {int(only_theirs.sum())} only there"
+        holes += f", {endless} infinite on one side only (beyond what the dtype holds)" if endless else ""
         return Equality(False, tolerance, atol, None, None, None, bitwise, nan_count, holes)
     error = np.abs(ours[finite] - theirs[finite])
     size = np.abs(theirs[finite])

@@ -17,7 +17,6 @@ from worker.measure import statistics
 from worker.measure.quality import race_codes
 from worker.measure.race import Plan, Record
 
-SMALLEST_DELTA = 0.01
 TWIN_SUFFIX = "_again"
 
 
@@ -61,7 +60,7 @@ def judge(
     }
     if twin in ratios:
         found.noise_floor = abs(ratios[twin].ratio - 1)
-    delta = max(SMALLEST_DELTA, found.noise_floor or 0.0)
+    delta = max(statistics.SMALLEST_DELTA, found.noise_floor or 0.0)
     for of, seconds in record.seconds.items():
         found.timings.append(
             Timing(
@@ -81,6 +80,7 @@ def judge(
         withheld = wrong.get(of) or wrong.get(baseline) or None
         cold_s, warm_s = _cold(builds[of]), builds[of].get("build_warm_s")
         verdict = "withheld" if withheld else statistics.verdict(ratio.interval, delta)
+        hidden = None if of == twin else statistics.hidden_by_noise(ratio.interval, found.noise_floor)
         # Where it is not known that a call saves something, nothing is known to be paid back.
         pays = verdict == "faster" and cold_s is not None and ratio.saved > 0
         if pays:
@@ -97,7 +97,7 @@ def judge(
                 p10_speedup=None if withheld else ratio.p10_ratio,
                 noise_floor=found.noise_floor,
                 verdict=verdict,
-                reason=withheld,
+                reason=withheld or hidden,
                 break_even_calls=cold_s / ratio.saved if pays and cold_s is not None else None,
             )
         )

@@ -34,6 +34,8 @@ TOO_FEW = "too few rounds to tell"
 """What a sentence or a figure says instead of a ratio, where there were fewer."""
 """Under so few, all differences may lie on one side by chance (1 in 16 for five): no interval at 95 % is to be had."""
 FIRST_LOOK = 30
+SMALLEST_DELTA = 0.01
+"""Differences below 1 % are never told."""
 LOOSEST_SAME = 0.1
 OUTLIER_MADS = 14.8
 TAILS = {"p90": (90, 64), "p95": (95, 130), "p99": (99, 662)}
@@ -186,6 +188,14 @@ def verdict(interval: Interval, delta: float) -> Verdict:
     if high < 1 - delta:
         return "slower"
     return "same" if delta <= LOOSEST_SAME and low >= 1 - delta and high <= 1 + delta else "inconclusive"
+
+
+def hidden_by_noise(interval: Interval, noise_floor: float | None) -> str | None:
+    """Why there is no verdict on a difference that there would be one on, did the baseline not differ from itself."""
+    floor = noise_floor or 0.0
+    if verdict(interval, SMALLEST_DELTA) not in ("faster", "slower") or verdict(interval, floor) != "inconclusive":
+        return None
+    return f"the baseline differs from itself by {100 * floor:.2g} %: this is not surely more than that"
 
 
 def looks(most_rounds: int) -> Iterator[tuple[int, float]]:

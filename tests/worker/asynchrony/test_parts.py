@@ -249,6 +249,10 @@ def test_every_form_gives_the_graphs_exact_result(tmp_path: Path) -> None:
     assert efficient == {"intra_op", "jit_fork", "python_threads"}
     assert {s.of for s in result.spans} == lanes
     assert all(0 <= s.start_s <= s.end_s for s in result.spans)
+    independent = {t.of: t for t in result.timings if t.name == "graph" and t.at.get("graph") == "independent"}
+    for of, timing in independent.items():  # the timeline is of a run like those that were timed
+        took_s = max(s.end_s for s in result.spans if s.of == of)
+        assert timing.median and took_s < 5 * timing.median, of
 
 
 def test_with_too_few_rounds_no_share_and_no_ratio_is_told(tmp_path: Path) -> None:

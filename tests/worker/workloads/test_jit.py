@@ -165,6 +165,27 @@ def test_reproduce_py_repeats_the_measurement_without_torchstone(mlp: Outcome, t
         assert f"batch 1, {variant}: median" in ran.stdout
 
 
+def test_a_model_that_looks_at_the_whole_batch_is_compared_with_eager_of_a_row_alone(tmp_path: Path) -> None:
+    convolution = {"type": "Conv2d", "in_channels": 1, "out_channels": 3, "kernel_size": 3}
+    norm = {"type": "BatchNorm2d", "num_features": 3, "track_running_stats": False}
+    model = {"layers": [convolution, norm], "input_shape": [1, 6, 6]}
+    result = run_fresh(MLP | {"model": model, "batch_sizes": [4], "budget_s": 0.3}, tmp_path).result
+    assert [c for c in result.checks if not c.passed] == []
+    assert {c.verdict for c in result.comparisons} & {"withheld"} == set()
+    assert {c.of for c in result.checks if c.at.get("inputs") == "row_alone"} == {"script", "trace"}
+
+
+def test_reproduce_py_goes_on_where_a_variant_cannot_be_built(tmp_path: Path) -> None:
+    pool = {"type": "AdaptiveAvgPool2d", "output_size": [1, None]}  # TorchScript takes no None there
+    model = {"layers": [pool, {"type": "Flatten"}], "input_shape": [1, 4, 4]}
+    outcome = run_fresh(MLP | {"model": model, "budget_s": 0.3}, tmp_path)
+    assert [row.of for row in outcome.result.skipped] == ["script"]
+    command = [sys.executable, "-I", str(outcome.kept["reproduce.py"])]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "batch 1, script: fails: RuntimeError" in ran.stdout and "batch 1, trace: median" in ran.stdout
+
+
 def test_a_fixed_number_of_calls_is_timed_exactly(tmp_path: Path) -> None:
     outcome = run_fresh(MLP | {"calls": 1000, "budget_s": 20}, tmp_path)
     archive = load_samples(outcome)
