@@ -100,7 +100,8 @@ def test_logs_of_several_attempts_stand_in_order(service: Service) -> None:
     path = f"/v1/jobs/{job_id}/logs"
     assert service.http.get(path).text == "attempt 1\nattempt 2\n"
     assert service.http.get(path, params={"attempt": "2"}).text == "attempt 2\n"
-    assert service.http.get(path, params={"attempt": "3"}).text == ""
+    answer = service.http.get(path, params={"attempt": "3"})
+    assert answer.status_code == 404 and "has had 2 attempts" in answer.json()["detail"]
     assert service.http.get(path, params={"attempt": "0"}).status_code == 422
 
 
