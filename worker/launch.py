@@ -239,7 +239,7 @@ class JobProcess:
         `on_checkpoint` has what it is told answered with `reply`, soon, but not by keeping this waiting.
         `on_look` is called at least every LOOK_S. `deadline_s` is on the monotonic clock.
         """
-        watched = _Watched(_oom_kills(), on_progress, on_checkpoint)
+        watched = _Watched(processes.oom_kills() or 0, on_progress, on_checkpoint)
         open_ends = [self._events.connection, self._output]
         try:
             while self._stopped is None and self._process.is_alive():
@@ -262,7 +262,7 @@ class JobProcess:
                 message=watched.message,
                 stopped=self._stopped,
                 exit_code=self._process.exitcode,
-                oom_killed=_oom_kills() > watched.oom_kills,
+                oom_killed=(processes.oom_kills() or 0) > watched.oom_kills,
                 receipt=receipt,
                 peak_bytes=watched.peak_bytes,
                 orphaned=orphaned and watched.message is None and self._stopped is None,
@@ -380,12 +380,3 @@ def _end_unwanted(starting: Future[JobProcess]) -> None:
 def _enter(entry: str, assignment: Assignment, events: Connection, output: Connection) -> None:
     """The first step of the job's process: only there is what lies below the wall imported."""
     importlib.import_module(entry).main(assignment, events, output)
-
-
-def _oom_kills() -> int:
-    """How many processes the kernel has ended for want of memory since boot."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0

@@ -19,7 +19,7 @@ from torchstone.jobs import State, is_terminal
 from torchstone.settings import Settings
 from torchstone.specs import parse_spec
 from torchstone.store import Store, artifacts, claims, events, hosts, jobs, leases, logs
-from worker import launch, processes
+from worker import processes
 from worker.host import WorkerHost
 from worker.launch import Launcher
 
@@ -167,7 +167,7 @@ def test_what_went_wrong_first_is_told_though_files_cannot_be_stored_either(bed:
 def test_memory_that_ran_out_elsewhere_on_the_machine_is_no_reason(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel counts what it ended for want of memory by the machine, not by the job."""
     counts = itertools.count()
-    monkeypatch.setattr(launch, "_oom_kills", lambda: next(counts))
+    monkeypatch.setattr(processes, "oom_kills", lambda: next(counts))
     bed.open()
     assert bed.ended(bed.submit("exit 3"))["error"]["code"] == "process_died"
     assert bed.ended(bed.submit("kill"))["error"]["code"] == "out_of_memory"

@@ -240,8 +240,7 @@ class Experiment:
         end_s = time.perf_counter() + self.spec.budget_s
         first, second = self._heat(end_s, "racing"), None
         if may_repeat(first, end_s - time.perf_counter()):
-            print("  doubtful and cheap: once more", flush=True)
-            second = self._heat(end_s, "racing once more", len(self.points))
+            second = self._heat(end_s, "doubtful and cheap: racing once more", len(self.points))
         heat, self.set_aside, codes = choose(first, second)
         self.host["during"] = heat.during
         self.codes += heat.codes + codes
