@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.worker.fresh import call_fresh
-from torchstone.errors import OutOfMemory
+from torchstone.errors import ProcessDied
 from torchstone.results import Result
 from torchstone.specs import JitSpec, Variant, parse_spec
 from worker.bench import Bench
@@ -345,7 +345,7 @@ def test_a_form_that_dies_when_its_memory_is_measured_leaves_the_others(tmp_path
 
 def test_a_baseline_that_dies_in_the_race_is_told_as_what_it_died_of(tmp_path: Path) -> None:
     fields = {"variants": ["eager", "script"], "baseline": "script"}
-    with pytest.raises(OutOfMemory, match="the baseline script failed: its process was killed"):
+    with pytest.raises(ProcessDied, match="the baseline script failed: its process was killed by SIGKILL"):
         call_fresh(partial(experiment, **fields), tmp_path, partial(nn.Linear, 4, 4), "dies in the race")
 
 
