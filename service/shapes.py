@@ -48,30 +48,6 @@ class Attempt(BaseModel):
     receipt: Receipt | None = Field(None, description="What it took to end its processes, where the worker had to.")
 
 
-class Job(BaseModel):
-    """A job as GET /v1/jobs/ID shows it."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    kind: str
-    name: str | None
-    labels: dict[str, str]
-    state: State
-    owner: str | None
-    spec_version: int
-    spec: Json
-    created_at: str
-    started_at: str | None
-    finished_at: str | None
-    progress: Progress | None
-    waiting_for: Json | None = Field(description="Why a queued job waits: position, reason.")
-    attempts: list[Attempt]
-    error: Json | None = Field(description="code and message of a failed job")
-    result: Json | None
-    links: dict[str, str]
-
-
 class JobSummary(BaseModel):
     """A job in a list: without `waiting_for`, `attempts` and `result`."""
 
@@ -89,8 +65,16 @@ class JobSummary(BaseModel):
     started_at: str | None
     finished_at: str | None
     progress: Progress | None
-    error: Json | None
+    error: Json | None = Field(description="code and message of a failed job")
     links: dict[str, str]
+
+
+class Job(JobSummary):
+    """A job as GET /v1/jobs/ID shows it."""
+
+    waiting_for: Json | None = Field(description="Why a queued job waits: position, reason.")
+    attempts: list[Attempt]
+    result: Json | None
 
 
 class JobList(BaseModel):
