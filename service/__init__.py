@@ -12,6 +12,7 @@ writer.py      accepts jobs, many in one commit
 waits.py       wakes everybody who waits for a job to change
 fleet.py       what the hosts can run, and what a job waits for
 reconciler.py  puts right what workers that vanished left behind
+shapes.py      the shapes of answers, for the description alone
 openapi.py     the description, with the specs' schemas and working examples
 """
 
